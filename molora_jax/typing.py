@@ -1,0 +1,13 @@
+"""Array annotations and the axis legend that the whole project writes shapes in.
+
+B batch rows · T tokens of a row · N tokens of a flat list (SSM code: state) · S cache positions · D model width
+F output features (MLP width in the MLP) · H query heads · K key/value heads · d head width · V vocabulary
+L layers · E experts · R LoRA rank · C channels of the SSM · G segments · M models · P pages or slots
+"""
+
+from jaxtyping import Array, Bool, Float, Int, UInt32
+
+Params = dict
+"""Nested dict with string keys whose leaves are arrays; what every room but `models` sees of a model."""
+
+__all__ = ["Array", "Bool", "Float", "Int", "Params", "UInt32"]
