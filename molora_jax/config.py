@@ -101,3 +101,12 @@ class ModelConfig:
     def kv_width(self) -> int:
         """Columns of one row of the KV table, K·d."""
         return self.kv_heads * self.head_width
+
+    @property
+    def kinds(self) -> tuple[int, ...]:
+        """The distinct windows, ascending; layers of one kind share a page table."""
+        return tuple(sorted(set(self.windows)))
+
+    @property
+    def kind_of_layer(self) -> tuple[int, ...]:
+        return tuple(self.kinds.index(window) for window in self.windows)

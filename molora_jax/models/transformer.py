@@ -1,13 +1,19 @@
 """The decoder that every supported family is a configuration of: its declaration, and `apply`."""
 
+import dataclasses
+import functools
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from molora_jax.config import ModelConfig
-from molora_jax.nn.linear import Linear
-from molora_jax.nn.norm import RMSNorm
-from molora_jax.typing import Params
+from molora_jax.models.state import DecodeState
+from molora_jax.nn import attention, mlp, rope
+from molora_jax.nn.layout import Dense, Layout
+from molora_jax.nn.linear import Linear, linear
+from molora_jax.nn.norm import RMSNorm, rms_norm
+from molora_jax.typing import Array, Float, Int, Params
 
 
 class Attention(nnx.Module):
@@ -75,4 +81,146 @@ def init(cfg: ModelConfig, seed: int = 0, dtype=jnp.float32) -> Params:
 
 def abstract(cfg: ModelConfig, dtype=jnp.float32) -> Params:
     """The tree that `init` makes, with `jax.ShapeDtypeStruct` leaves: what a loader fills."""
-    return nnx.to_pure_dict(nnx.split(nnx.eval_shape(lambda: Transformer(cfg, rngs=nnx.Rngs(0), dtype=dtype)), nnx.Param)[1])
+    return nnx.to_pure_dict(
+        nnx.split(nnx.eval_shape(lambda: Transformer(cfg, rngs=nnx.Rngs(0), dtype=dtype)), nnx.Param)[1]
+    )
+
+
+def unstack(params: Params) -> Params:
+    """The same parameters with `layers` as a list, one dict a layer, for `apply` to unroll.
+
+    On a CPU an unrolled decode step is 1.4 to 2 × faster than a scanned one, which copies every layer's weights out of
+    the stack; it must be done once, outside any jit. The stacked arrays are freed as their slices are made.
+    """
+    leaves, tree = jax.tree.flatten(params.pop("layers"))
+    slices = [list(leaves.pop(0)) for _ in range(len(leaves))]
+    return params | {"layers": [tree.unflatten(layer) for layer in zip(*slices, strict=True)]}
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """What `apply` returns.
+
+    Attributes:
+      hidden: [N, D]; after the final norm, or the residual stream when only the first layers ran.
+      state: the decode state with the tokens' keys and values written, or None as it came.
+      taps: what was asked for by name.
+    """
+
+    hidden: Float[Array, "N D"]
+    state: DecodeState | None
+    taps: dict[str, Array]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """What tells one layer from another, besides its weights: static when unrolled, scanned over when stacked."""
+
+    kind: Int[Array, ""] | int  # page table it uses
+    base: Int[Array, ""] | int  # first row of its share of the KV table
+    window: Int[Array, ""] | int
+    rotation: Int[Array, ""] | int  # rotary embedding it uses
+
+
+def _places(cfg: ModelConfig, state: DecodeState | None) -> list[_Place]:
+    bases = state.bases(cfg) if state is not None else (0,) * cfg.layers
+    rotations = [int(window > 0 and cfg.local_rope is not None) for window in cfg.windows]
+    return [_Place(*place) for place in zip(cfg.kind_of_layer, bases, cfg.windows, rotations, strict=True)]
+
+
+def apply(
+    cfg: ModelConfig,
+    params: Params,
+    tokens: Int[Array, "N"],
+    layout: Layout,
+    state: DecodeState | None = None,
+    *,
+    layers: int | None = None,
+    taps: tuple[str, ...] = (),
+) -> Output:
+    """Runs the decoder over a flat list of tokens; pure.
+
+    Args:
+      params: as `init` makes them (layers stacked and scanned) or as `unstack` does (unrolled).
+      layout: `Dense` attends within the rectangle and takes no state; `Ragged` writes to and reads from `state`.
+      layers: run only the first so many, without the final norm.
+      taps: `"hidden"` returns the residual stream after every layer, [layers, N, D].
+    """
+    x = params["embed"]["weight"][tokens]
+    x = x * jnp.asarray(cfg.embed_scale, x.dtype)
+    places = _places(cfg, state)[:layers]
+    block = functools.partial(_block, cfg, layout, _rotations(cfg, layout, x.dtype))
+    if isinstance(params["layers"], list):
+        stream = []
+        for weights, place in zip(params["layers"][:layers], places, strict=True):
+            x, state = block(weights, place, x, state)
+            stream.append(x)
+        hidden = jnp.stack(stream) if "hidden" in taps else None
+    else:
+
+        def step(carry, layer):
+            carry = block(*layer, *carry)
+            return carry, carry[0] if "hidden" in taps else None
+
+        stack = jax.tree.map(lambda w: w[:layers], params["layers"])
+        (x, state), hidden = jax.lax.scan(step, (x, state), (stack, jax.tree.map(lambda *v: jnp.array(v), *places)))
+    if layers is None:
+        x = rms_norm(x, params["norm"]["weight"], eps=cfg.norm_eps, offset=cfg.norm_offset)
+    return Output(x, state, {"hidden": hidden} if "hidden" in taps else {})
+
+
+def logits(cfg: ModelConfig, params: Params, hidden: Float[Array, "N D"]) -> Float[Array, "N V"]:
+    """Next-token scores in fp32 (or wider), for the rows that need them."""
+    head = params["embed"] if cfg.tied else params["head"]
+    wide = jnp.promote_types(hidden.dtype, jnp.float32)
+    return linear(hidden, head["weight"], out_dtype=wide)
+
+
+def _rotations(cfg: ModelConfig, layout: Layout, dtype) -> tuple[Array, Array]:
+    """cos and sin of the tokens' angles under each of the model's rotary embeddings: [ropes, N, d/2]."""
+    ropes = [cfg.rope] if cfg.local_rope is None else [cfg.rope, cfg.local_rope]
+    freqs = jnp.stack([jnp.asarray(rope.frequencies(r, cfg.head_width)) for r in ropes])
+    wide = jnp.promote_types(dtype, jnp.float32)
+    return jax.vmap(lambda freq: rope.rotation(freq, layout.token_positions, wide))(freqs)
+
+
+def _block(cfg, layout, rotations, weights, place, x, state):
+    """One pre-norm layer on the residual stream x: [N, D]."""
+    norm = functools.partial(rms_norm, eps=cfg.norm_eps, offset=cfg.norm_offset)
+    out, state = _attention(
+        cfg, layout, rotations, weights["attn"], place, norm(x, weights["attn_norm"]["weight"]), state
+    )
+    x = x + (norm(out, weights["attn_post_norm"]["weight"]) if cfg.post_norms else out)
+    out = _mlp(cfg, weights["mlp"], norm(x, weights["mlp_norm"]["weight"]))
+    return x + (norm(out, weights["mlp_post_norm"]["weight"]) if cfg.post_norms else out), state
+
+
+@jax.named_scope("attention")
+def _attention(cfg, layout, rotations, weights, place, x, state):
+    heads = lambda y: y.reshape(y.shape[0], -1, cfg.head_width)
+    q, k, v = (heads(_project(weights[name], x)) for name in ("q_proj", "k_proj", "v_proj"))
+    if cfg.qk_norm:
+        q = rms_norm(q, weights["q_norm"]["weight"], eps=cfg.norm_eps, offset=cfg.norm_offset)
+        k = rms_norm(k, weights["k_norm"]["weight"], eps=cfg.norm_eps, offset=cfg.norm_offset)
+    cos, sin = (table[place.rotation] for table in rotations)
+    q, k = rope.rotate(q, cos, sin), rope.rotate(k, cos, sin)
+    how = dict(window=place.window, scale=cfg.attn_scale)
+    if isinstance(layout, Dense):
+        out = attention.dense_attention(q, k, v, layout, **how)
+    else:
+        at = dict(kind=place.kind, base=place.base)
+        state = dataclasses.replace(state, kv=attention.write_kv(state.kv, k, v, layout, **at))
+        out = attention.paged_attention(q, state.kv, layout, **at, **how)
+    return _project(weights["o_proj"], out.reshape(out.shape[0], -1)), state
+
+
+@jax.named_scope("mlp")
+def _mlp(cfg, weights, x):
+    gate, up = _project(weights["gate_proj"], x), _project(weights["up_proj"], x)
+    return _project(weights["down_proj"], mlp.gate(gate, up, cfg.activation))
+
+
+def _project(weights: Params, x: Float[Array, "N D"]) -> Float[Array, "N F"]:
+    return linear(x, weights["weight"], weights.get("bias"))

@@ -7,8 +7,10 @@ from flax import nnx
 from molora_jax.typing import Array, Float
 
 
-def linear(x: Float[Array, "*N D"], weight: Float[Array, "F D"], bias: Float[Array, "F"] | None = None):
-    """y = x Wᵀ + b, accumulated in fp32 (or wider), returned in x's dtype: [*N, F].
+def linear(
+    x: Float[Array, "*N D"], weight: Float[Array, "F D"], bias: Float[Array, "F"] | None = None, *, out_dtype=None
+):
+    """y = x Wᵀ + b, accumulated in fp32 (or wider), returned in `out_dtype` (by default x's): [*N, F].
 
     XLA's CPU matmul is 1.3 to 1.6 × faster on a few rows when the weight is the left operand
     (`experiments/bench_decode.py` prints it), so the product is written F-major there and transposed back.
@@ -20,7 +22,7 @@ def linear(x: Float[Array, "*N D"], weight: Float[Array, "F D"], bias: Float[Arr
         y = jnp.einsum("...d,fd->...f", x, weight, preferred_element_type=acc)
     if bias is not None:
         y = y + bias.astype(acc)
-    return y.astype(x.dtype)
+    return y.astype(out_dtype or x.dtype)
 
 
 class Linear(nnx.Module):
