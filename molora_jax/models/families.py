@@ -20,10 +20,12 @@ class Family:
     Attributes:
       architecture: class name that transformers loads the weights with.
       switches: `config.json` to the fields of `ModelConfig` that make this family what it is.
+      defaults: what a key that `config.json` leaves out stands for, as in the configuration class of transformers.
     """
 
     architecture: str
     switches: Callable[[Json], Json]
+    defaults: Json = dataclasses.field(default_factory=dict)
 
 
 def _llama(hf: Json) -> Json:
@@ -39,7 +41,9 @@ def _qwen3(hf: Json) -> Json:
 def _gemma3(hf: Json) -> Json:
     for cap in ("attn_logit_softcapping", "final_logit_softcapping"):
         if hf.get(cap):
-            raise UserError(f"config: got {cap}={hf[cap]}, expected none: soft caps are not supported (Gemma 3 has none)")
+            raise UserError(
+                f"config: got {cap}={hf[cap]}, expected none: soft caps are not supported (Gemma 3 has none)"
+            )
     bias = hf.get("attention_bias", False)
     return dict(
         qkv_bias=bias,
@@ -48,37 +52,65 @@ def _gemma3(hf: Json) -> Json:
         post_norms=True,
         norm_offset=1.0,
         embed_scale=math.sqrt(hf["hidden_size"]),
-        attn_scale=hf.get("query_pre_attn_scalar", 256) ** -0.5,
+        attn_scale=hf["query_pre_attn_scalar"] ** -0.5,
     )
 
 
+_COMMON = dict(hidden_act="silu", rms_norm_eps=1e-6, rope_theta=10_000.0, tie_word_embeddings=False)
+_QWEN = dict(max_position_embeddings=32768, num_key_value_heads=32, sliding_window=4096, max_window_layers=28)
+_GEMMA3 = dict(
+    vocab_size=262208,
+    hidden_size=2304,
+    intermediate_size=9216,
+    num_hidden_layers=26,
+    num_attention_heads=8,
+    num_key_value_heads=4,
+    head_dim=256,
+    hidden_activation="gelu_pytorch_tanh",
+    max_position_embeddings=131072,
+    rms_norm_eps=1e-6,
+    tie_word_embeddings=True,
+    rope_theta=1e6,
+    rope_local_base_freq=10_000.0,
+    query_pre_attn_scalar=256,
+    sliding_window=4096,
+    sliding_window_pattern=6,
+)
+
 FAMILIES: dict[str, Family] = {
-    "llama": Family("LlamaForCausalLM", _llama),
-    "mistral": Family("MistralForCausalLM", lambda hf: {}),
-    "qwen2": Family("Qwen2ForCausalLM", lambda hf: dict(qkv_bias=True)),
-    "qwen3": Family("Qwen3ForCausalLM", _qwen3),
-    "gemma3_text": Family("Gemma3ForCausalLM", _gemma3),
+    "llama": Family("LlamaForCausalLM", _llama, _COMMON | dict(max_position_embeddings=2048)),
+    "mistral": Family(
+        "MistralForCausalLM",
+        lambda hf: {},
+        _COMMON | dict(max_position_embeddings=131072, num_key_value_heads=8, sliding_window=4096),
+    ),
+    "qwen2": Family("Qwen2ForCausalLM", lambda hf: dict(qkv_bias=True), _COMMON | _QWEN),
+    "qwen3": Family("Qwen3ForCausalLM", _qwen3, _COMMON | _QWEN | dict(head_dim=128)),
+    "gemma3_text": Family("Gemma3ForCausalLM", _gemma3, _GEMMA3),
 }
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
 def from_hf(hf: Json) -> ModelConfig:
-    """Reads the contents of a HF `config.json`.
+    """Reads the contents of a HF `config.json`; of a Gemma 3 that also sees images, the part of the text decoder.
 
     Raises:
       UserError: an architecture, activation or rope scaling that is not supported, or a missing key.
     """
+    if hf.get("model_type") == "gemma3" and "text_config" in hf:
+        tied = {key: hf[key] for key in ("tie_word_embeddings",) if key in hf}
+        hf = hf["text_config"] | tied | {"model_type": "gemma3_text"}
     family = hf.get("model_type")
     if family not in FAMILIES:
         raise UserError(f"config: got model_type {family!r}, expected one of {', '.join(FAMILIES)}")
     try:
-        return _from_hf(family, hf)
+        return _from_hf(family, FAMILIES[family].defaults | hf)
     except KeyError as e:
         raise UserError(f"config: key {e} is missing, expected in the config.json of a {family} model") from None
 
 
 def _from_hf(family: str, hf: Json) -> ModelConfig:
-    act = hf.get("hidden_activation") or hf.get("hidden_act") or "silu"
+    act = hf.get("hidden_activation") or hf["hidden_act"]
     if act not in ACTIVATIONS:
         raise UserError(f"config: got activation {act!r}, expected one of {', '.join(ACTIVATIONS)}")
     head_width = hf.get("head_dim") or hf["hidden_size"] // hf["num_attention_heads"]
@@ -95,10 +127,10 @@ def _from_hf(family: str, hf: Json) -> ModelConfig:
         windows=_windows(family, hf),
         rope=rope,
         local_rope=local_rope,
-        max_positions=hf.get("max_position_embeddings", 2048),
-        norm_eps=hf.get("rms_norm_eps", 1e-6),
+        max_positions=hf["max_position_embeddings"],
+        norm_eps=hf["rms_norm_eps"],
         activation=ACTIVATIONS[act],
-        tied=hf.get("tie_word_embeddings", family == "gemma3_text"),
+        tied=hf["tie_word_embeddings"],
         attn_scale=head_width**-0.5,
     )
     return ModelConfig(**fields | FAMILIES[family].switches(hf))
@@ -111,28 +143,27 @@ def _windows(family: str, hf: Json) -> tuple[int, ...]:
     if family == "mistral":
         return (window,) * layers
     if family == "gemma3_text":
-        pattern = hf.get("sliding_window_pattern", 6)
+        pattern = hf["sliding_window_pattern"]
         return tuple(window if (i + 1) % pattern else 0 for i in range(layers))
     if family in ("qwen2", "qwen3") and hf.get("use_sliding_window"):
-        first = hf.get("max_window_layers", layers)
+        first = hf["max_window_layers"]
         return tuple(window if i >= first else 0 for i in range(layers))
     return (0,) * layers
 
 
 def _ropes(family: str, hf: Json) -> tuple[Rope, Rope | None]:
-    """Reads rope settings as transformers 4 wrote them (`rope_theta`, `rope_scaling`) and as 5 does (`rope_parameters`)."""
+    """Reads what transformers 4 wrote (`rope_theta`, `rope_scaling`) and what 5 does (`rope_parameters`)."""
     params = hf.get("rope_parameters") or {}
     if "full_attention" in params:
-        return _rope(hf, params["full_attention"]), _rope(hf, params["sliding_attention"])
-    theta = hf.get("rope_theta", 1e6 if family == "gemma3_text" else 10_000.0)
-    rope = _rope(hf, {"rope_theta": theta} | (hf.get("rope_scaling") or {}) | params)
-    if family == "gemma3_text":
-        return rope, Rope(theta=hf.get("rope_local_base_freq", 10_000.0))
-    return rope, None
+        return _rope(params["full_attention"]), _rope(params["sliding_attention"])
+    rope = _rope({"rope_theta": hf["rope_theta"]} | (hf.get("rope_scaling") or {}) | params)
+    return rope, Rope(theta=hf["rope_local_base_freq"]) if family == "gemma3_text" else None
 
 
-def _rope(hf: Json, params: Json) -> Rope:
+def _rope(params: Json) -> Rope:
     kind = params.get("rope_type") or params.get("type") or "default"
+    if params.get("partial_rotary_factor", 1.0) != 1.0:
+        raise UserError(f"config: got partial_rotary_factor {params['partial_rotary_factor']}, expected 1")
     theta = float(params["rope_theta"])
     if kind == "default":
         return Rope(theta=theta)
@@ -151,7 +182,11 @@ def _rope(hf: Json, params: Json) -> Rope:
 
 
 def to_hf(cfg: ModelConfig) -> Json:
-    """Writes the `config.json` that `from_hf` reads back to an equal config and transformers loads."""
+    """Writes the `config.json` that `from_hf` reads back to an equal config and transformers (4 and 5) loads.
+
+    Raises:
+      UserError: the family has no key for a field of `cfg`, so that another model would be read back.
+    """
     windowed = any(cfg.windows)
     hf = dict(
         model_type=cfg.family,
@@ -183,6 +218,11 @@ def to_hf(cfg: ModelConfig) -> Json:
         hf["query_pre_attn_scalar"] = round(cfg.attn_scale**-2)
         hf["rope_local_base_freq"] = cfg.local_rope.theta
         hf["final_logit_softcapping"] = hf["attn_logit_softcapping"] = None
+    back = from_hf(hf)
+    for field in dataclasses.fields(cfg):
+        ours, theirs = getattr(cfg, field.name), getattr(back, field.name)
+        if ours != theirs:
+            raise UserError(f"config: got {field.name}={ours}, but a {cfg.family} config.json can only say {theirs}")
     return hf
 
 
