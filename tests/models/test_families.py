@@ -1,5 +1,7 @@
 """Configs and weight names of every family, against what transformers reads and writes."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -79,6 +81,7 @@ def test_configs_that_differ_hash_apart():
         (dict(rope_scaling={"rope_type": "yarn", "factor": 2.0}), "got rope type 'yarn', expected"),
         (dict(rope_scaling={"type": "dynamic", "factor": 2.0}), "got rope type 'dynamic', expected"),
         (dict(rope_scaling={"rope_type": "linear"}), "key 'factor' is missing"),
+        (dict(rope_parameters={"partial_rotary_factor": 0.5}), "got partial_rotary_factor 0.5, expected 1"),
         (dict(num_key_value_heads=4), "6 query heads do not divide into 4 key/value heads"),
         (dict(num_key_value_heads=-2), "6 query heads do not divide into -2 key/value heads"),
         (dict(head_dim=7), "needs an even head width, got 7"),
@@ -101,7 +104,22 @@ def test_missing_key_is_named_in_one_line(key):
 
 @pytest.mark.parametrize("family", families.FAMILIES)
 def test_absent_keys_take_the_defaults_of_transformers(family):
-    hf = LLAMA | dict(model_type=family, head_dim=8, sliding_window=16, max_position_embeddings=64)
-    if family == "gemma3_text":
-        hf["hidden_activation"] = "gelu_pytorch_tanh"
+    hf = LLAMA | dict(model_type=family, hidden_size=64, num_attention_heads=32)
+    del hf["num_key_value_heads"]
     assert families.from_hf(hf) == families.from_hf(transformers.AutoConfig.for_model(**hf).to_dict())
+
+
+def test_text_decoder_of_an_image_model_is_read():
+    text = dict(hidden_size=48, num_hidden_layers=7, rope_scaling={"rope_type": "linear", "factor": 8.0})
+    images = transformers.AutoConfig.for_model("gemma3", text_config=text).to_dict()
+    alone = transformers.AutoConfig.for_model("gemma3_text", **text).to_dict()
+    short = dict(model_type="gemma3", text_config=text)
+    assert families.from_hf(short) == families.from_hf(images) == families.from_hf(alone)
+
+
+def test_config_that_the_family_cannot_write_down_gives_one_line():
+    cfg = families.from_hf(LLAMA | dict(model_type="mistral", sliding_window=8))
+    with pytest.raises(
+        UserError, match=r"^config: got windows=\(8, 0\), but a mistral config\.json can only say \(8, 8\)$"
+    ):
+        families.to_hf(dataclasses.replace(cfg, windows=(8, 0)))
