@@ -80,7 +80,7 @@ def paged_attention(
     pages = layout.tables[kind][layout.tile_rows]
     last = jnp.max(layout.lane_positions, axis=1)
     asked = jnp.where(layout.lane_positions < 0, jnp.iinfo(jnp.int32).max, layout.lane_positions)
-    first = jnp.where(window == 0, 0, jnp.maximum(jnp.min(asked) - window + 1, 0))
+    first = jnp.where(window == 0, 0, jnp.maximum(jnp.min(asked) - window + 1, 0)).astype(jnp.int32)
 
     def block(i, carry):
         top, total, out = carry

@@ -1,0 +1,184 @@
+"""Continuous batching of one model: requests come in, blocks of tokens go out."""
+
+import collections
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from molora_jax.config import ModelConfig
+from molora_jax.engine import buckets as bucketing
+from molora_jax.engine.buckets import Bucket
+from molora_jax.engine.extend import Report, advance
+from molora_jax.engine.request import EngineConfig, Event, Request, check, entry
+from molora_jax.engine.slots import Lease, Slots, pages_for
+from molora_jax.engine.table import enter, new_memory, new_table, stop
+from molora_jax.typing import Params
+
+
+@dataclasses.dataclass
+class _Running:
+    """The host's view of a request that has a slot."""
+
+    id: int
+    request: Request
+    lease: Lease
+    tokens: list[int]
+    anchor: int
+
+    @property
+    def unread(self) -> int:
+        return len(self.tokens) - self.anchor
+
+
+class Engine:
+    """Runs requests on one model; programs are compiled ahead, one a bucket, and never again."""
+
+    def __init__(self, cfg: ModelConfig, params: Params, config: EngineConfig = EngineConfig()):
+        bucketing.check(config.max_rows, config.prefill_chunk)
+        self.cfg, self.params, self.config = cfg, params, config
+        chunk = min(config.prefill_chunk, config.max_length)
+        self.decode = bucketing.decode_buckets(config.max_rows, config.block)
+        self.prefill = bucketing.prefill_buckets(config.max_rows, chunk)
+        sizes = dict(slots=config.max_rows, length=config.max_length, page_size=config.page_size)
+        pages = config.pages or pages_for(cfg, chunk=chunk, **sizes)
+        self.slots = Slots(cfg, pages=pages, chunk=chunk, **sizes)
+        self._table = new_table(config.max_rows, config.max_length)
+        self._memory = new_memory(
+            cfg, config.max_rows, config.max_length, pages=pages, page_size=config.page_size, dtype=_dtype(params)
+        )
+        self._programs: dict[Bucket, jax.stages.Compiled] = {}
+        row = entry(config, Request(prompt=[0]), anchor=0, tables=np.zeros_like(self._memory.tables[:, 0]))
+        lower_enter = jax.jit(enter, donate_argnums=(0, 1)).lower
+        self._enter = lower_enter(self._memory, self._table, np.int32(0), row).compile()
+        self._stop = jax.jit(stop, donate_argnums=0).lower(self._table, np.zeros(config.max_rows, bool)).compile()
+        self._waiting: collections.deque[tuple[int, Request]] = collections.deque()
+        self._running: dict[int, _Running] = {}
+        self._ids = itertools.count()
+
+    @property
+    def kv_bytes(self) -> int:
+        """Size of the KV table."""
+        return sum(leaf.nbytes for leaf in jax.tree.leaves(self._memory.state))
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request waits or runs."""
+        return bool(self._waiting or self._running)
+
+    def warm_up(self, progress: Callable[[Sequence[Bucket]], Sequence[Bucket]] = lambda buckets: buckets) -> None:
+        """Compiles every program; `progress` may wrap the list of buckets to show how far it is (tqdm does)."""
+        for bucket in progress((*self.decode, *self.prefill)):
+            self._program(bucket)
+
+    def submit(self, request: Request) -> int:
+        """Queues a request; its number comes back in the events of `step`.
+
+        Raises:
+          UserError: a request that can never run, or that asks for something out of range.
+        """
+        check(self.cfg, self.config, request)
+        self.slots.check(len(request.prompt) + request.max_new_tokens)
+        number = next(self._ids)
+        self._waiting.append((number, request))
+        return number
+
+    def abort(self, number: int) -> None:
+        """Ends a request wherever it is; it gives no further event."""
+        self._waiting = collections.deque(item for item in self._waiting if item[0] != number)
+        if number in self._running:
+            self._end([self._running[number].lease.slot])
+            self._retire(self._running[number])
+
+    def step(self) -> list[Event]:
+        """Admits what fits, runs one program (prompts first), and tells what came of it."""
+        self._admit()
+        if not self._running:
+            return []
+        pending = [running for running in self._running.values() if running.unread > 1]
+        if pending:
+            bucket = bucketing.pick(self.prefill, 1, sum(running.unread for running in pending))
+            rows = pending[: bucket.rows]
+        else:
+            bucket = bucketing.pick(self.decode, len(self._running), len(self._running))
+            rows = list(self._running.values())
+        return self._collect(rows, self._run(bucket, [running.lease.slot for running in rows]))
+
+    def run(self, requests: Sequence[Request]) -> list[Event]:
+        """Runs `requests` to their ends: one event each, in their order."""
+        numbers = [self.submit(request) for request in requests]
+        tokens = {number: [] for number in numbers}
+        logprobs, ends = {number: [] for number in numbers}, {}
+        while len(ends) < len(numbers):
+            for event in self.step():
+                tokens[event.request] += event.tokens
+                logprobs[event.request] += event.logprobs or []
+                if event.finished:
+                    ends[event.request] = event.finished
+        wants = {number: request.logprobs for number, request in zip(numbers, requests, strict=True)}
+        return [Event(n, tokens[n], logprobs[n] if wants[n] else None, ends[n]) for n in numbers]
+
+    def _admit(self) -> None:
+        while self._waiting:
+            number, request = self._waiting[0]
+            lease = self.slots.lease(request.prompt, len(request.prompt) + request.max_new_tokens)
+            if lease is None:
+                return
+            self._waiting.popleft()
+            running = _Running(number, request, lease, list(request.prompt), lease.shared)
+            self._running[number] = running
+            row = entry(self.config, request, anchor=lease.shared, tables=lease.tables)
+            self._memory, self._table = self._enter(self._memory, self._table, np.int32(lease.slot), row)
+
+    def _end(self, slots: Sequence[int]) -> None:
+        mask = np.zeros(self.config.max_rows, bool)
+        mask[list(slots)] = True
+        self._table = self._stop(self._table, mask)
+
+    def _program(self, bucket: Bucket) -> jax.stages.Compiled:
+        if bucket not in self._programs:
+            rows = np.full(bucket.rows, -1, np.int32)
+            run = jax.jit(functools.partial(advance, self.cfg, bucket), donate_argnums=(1, 2))
+            lowered = run.lower(self.params, self._memory, self._table, rows, np.int32(0), np.bool_(False))
+            self._programs[bucket] = lowered.compile()
+        return self._programs[bucket]
+
+    def _run(self, bucket: Bucket, slots: Sequence[int]) -> Report:
+        rows = np.full(bucket.rows, -1, np.int32)
+        rows[: len(slots)] = slots
+        leave = np.bool_(bool(self._waiting))
+        self._memory, self._table, report = self._program(bucket)(
+            self.params, self._memory, self._table, rows, np.int32(bucket.steps), leave
+        )
+        return jax.device_get(report)
+
+    def _collect(self, rows: Sequence[_Running], report: Report) -> list[Event]:
+        events = []
+        for row, running in enumerate(rows):
+            was_prefill = running.unread > 1
+            running.anchor = int(report.anchor[row])
+            given = report.tokens[row, : report.count[row]].tolist()
+            running.tokens += given
+            if was_prefill and given:
+                self.slots.publish(running.lease, running.tokens[: running.anchor])
+            finished = None
+            if not report.active[row]:
+                finished = "stop" if given[-1] in running.request.stops else "length"
+                self._retire(running)
+            if given:
+                logprobs = report.logprobs[row, : len(given)].tolist() if running.request.logprobs else None
+                events.append(Event(running.id, given, logprobs, finished))
+        return events
+
+    def _retire(self, running: _Running) -> None:
+        del self._running[running.id]
+        self.slots.publish(running.lease, running.tokens[: running.anchor])
+        self.slots.give_back(running.lease)
+
+
+def _dtype(params: Params) -> jnp.dtype:
+    return params["embed"]["weight"].dtype

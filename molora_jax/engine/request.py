@@ -1,0 +1,114 @@
+"""What callers ask of an engine, and what they get back."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from molora_jax.config import ModelConfig, UserError
+from molora_jax.engine.sampling import Sampling
+from molora_jax.engine.table import MAX_STOPS, Entry
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request:
+    """What one caller wants.
+
+    Attributes:
+      prompt: token ids, at least one.
+      max_new_tokens: most tokens to give.
+      temperature, top_k, top_p, min_p: see `sampling.Sampling`.
+      seed: the same seed gives the same tokens in any batch.
+      stops: token ids that end the request; the one that did is the last token given.
+      logprobs: whether to return the log-probability of each token.
+    """
+
+    prompt: Sequence[int]
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    stops: tuple[int, ...] = ()
+    logprobs: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """News of one request: the tokens it was given, and whether and how it ended."""
+
+    request: int
+    tokens: list[int]
+    logprobs: list[float] | None
+    finished: str | None  # "stop", "length", or None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Sizes that are fixed at creation.
+
+    Attributes:
+      max_rows: requests that run at once.
+      max_length: longest prompt and continuation together, in tokens.
+      page_size: token rows of a KV page.
+      prefill_chunk: most prompt tokens that one program reads.
+      block: most tokens a row is given by one program, that is, between two looks of the host.
+      pages: per kind of layer; by default enough for `max_rows` requests of `max_length`.
+    """
+
+    max_rows: int = 8
+    max_length: int = 2048
+    page_size: int = 16
+    prefill_chunk: int = 512
+    block: int = 16
+    pages: tuple[int, ...] | None = None
+
+
+def check(cfg: ModelConfig, config: EngineConfig, request: Request) -> None:
+    """Raises `UserError` for a request that cannot run."""
+    prompt, most = request.prompt, config.max_length
+    if len(prompt) < 1:
+        raise UserError("prompt: got no tokens, expected at least one")
+    if min(prompt) < 0 or max(prompt) >= cfg.vocab:
+        raise UserError(f"prompt: got token ids {min(prompt)} to {max(prompt)}, expected 0 to {cfg.vocab - 1}")
+    if len(prompt) + request.max_new_tokens > most:
+        raise UserError(
+            f"prompt: got {len(prompt)} tokens and {request.max_new_tokens} to generate, expected at most {most}"
+            " together: raise --max_length or shorten either"
+        )
+    ranges = dict(temperature=(0, 100), top_k=(0, cfg.vocab), min_p=(0, 1), max_new_tokens=(1, most))
+    for name, (low, high) in ranges.items():
+        value = getattr(request, name)
+        if not low <= value <= high:
+            raise UserError(f"{name}: got {value}, expected {low} to {high}")
+    if not 0 < request.top_p <= 1:
+        raise UserError(f"top_p: got {request.top_p}, expected above 0 and at most 1")
+    if not 0 <= request.seed < 2**32:
+        raise UserError(f"seed: got {request.seed}, expected 0 to {2**32 - 1}")
+    if len(request.stops) > MAX_STOPS:
+        raise UserError(f"stops: got {len(request.stops)} stop tokens, expected at most {MAX_STOPS}")
+
+
+def entry(config: EngineConfig, request: Request, *, anchor: int, tables: np.ndarray) -> Entry:
+    """The row of the request table that `request` becomes."""
+    prompt = np.zeros(config.max_length, np.int32)
+    prompt[: len(request.prompt)] = request.prompt
+    stops = np.full(MAX_STOPS, -1, np.int32)
+    stops[: len(request.stops)] = request.stops
+    return Entry(
+        tokens=prompt,
+        length=np.int32(len(request.prompt)),
+        limit=np.int32(len(request.prompt) + request.max_new_tokens),
+        sampling=Sampling(
+            np.float32(request.temperature),
+            np.int32(request.top_k),
+            np.float32(request.top_p),
+            np.float32(request.min_p),
+            np.uint32(request.seed),
+        ),
+        stops=stops,
+        wants_logprobs=np.bool_(request.logprobs),
+        anchor=np.int32(anchor),
+        tables=tables,
+    )

@@ -1,0 +1,146 @@
+"""Next token from logits: greedy, or temperature with top-k, top-p and min-p, without a sort.
+
+A sort of the vocabulary is slow on a CPU and takes half a minute to compile for TPU. Both cuts only need the score of
+the last token kept, found by bisection over the ordered integers that floats map to: exact in as many turns as bits.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from molora_jax.typing import Array, Bool, Float, Int, UInt32
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """How each of B requests samples; the cuts apply in the order of the fields, as in transformers.
+
+    Attributes:
+      temperature: 0 is greedy.
+      top_k: keep so many of the likeliest tokens (and what ties with the last); 0 keeps all.
+      top_p: keep the likeliest tokens until their mass reaches this; 1 keeps all.
+      min_p: drop tokens less likely than this fraction of the likeliest; 0 drops none.
+      seed: of the request; a token depends on it, its position and the model alone.
+    """
+
+    temperature: Float[Array, "B"]
+    top_k: Int[Array, "B"]
+    top_p: Float[Array, "B"]
+    min_p: Float[Array, "B"]
+    seed: UInt32[Array, "B"]
+
+    @classmethod
+    def greedy(cls, rows: int) -> "Sampling":
+        full = lambda value, dtype: jnp.full((rows,), value, dtype)
+        f32 = jnp.float32
+        return cls(full(0, f32), full(0, jnp.int32), full(1, f32), full(0, f32), full(0, jnp.uint32))
+
+
+SAMPLE = 0
+"""Purpose of a random draw, folded into its key last; later ones (verification, routing) take further numbers."""
+
+
+def draw(seed: UInt32[Array, "B"], position: Int[Array, "B"], *, model: int, purpose: int) -> Float[Array, "B"]:
+    """One uniform number in [0, 1) for each request, the same in whatever batch, bucket or order it runs."""
+
+    def one(seed, position):
+        key = jax.random.key(seed)
+        for part in (position, model, purpose):
+            key = jax.random.fold_in(key, part)
+        return jax.random.uniform(key)
+
+    return jax.vmap(one)(seed, position)
+
+
+def argmax(scores: Float[Array, "B V"]) -> Int[Array, "B"]:
+    """First index of the highest score. Two plain reductions: XLA's CPU argmax is not vectorised."""
+    index = jax.lax.broadcasted_iota(jnp.int32, scores.shape, 1)
+    return jnp.min(jnp.where(scores == jnp.max(scores, -1, keepdims=True), index, scores.shape[1] - 1), axis=-1)
+
+
+def log_prob(scores: Float[Array, "B V"], token: Int[Array, "B"]) -> Float[Array, "B"]:
+    """log softmax(scores)[token]."""
+    chosen = jnp.take_along_axis(scores, token[:, None], axis=1)[:, 0]
+    return chosen - jax.nn.logsumexp(scores, axis=-1)
+
+
+def sample(
+    scores: Float[Array, "B V"], sampling: Sampling, position: Int[Array, "B"], *, model: int = 0
+) -> Int[Array, "B"]:
+    """The token at `position` of each request."""
+    greedy = argmax(scores)
+
+    def random():
+        uniform = draw(sampling.seed, position, model=model, purpose=SAMPLE)
+        hot = scores / jnp.maximum(sampling.temperature, 1e-6)[:, None].astype(scores.dtype)
+        hot = hot - jnp.max(hot, axis=-1, keepdims=True)
+        return _inverse_cdf(jnp.exp(_cut(hot, sampling)), uniform)
+
+    return jax.lax.cond(
+        jnp.any(sampling.temperature > 0),
+        lambda: jnp.where(sampling.temperature > 0, random(), greedy),
+        lambda: greedy,
+    )
+
+
+def _cut(scores: Float[Array, "B V"], sampling: Sampling) -> Float[Array, "B V"]:
+    """-inf for the tokens that top-k, top-p and min-p drop; the highest score is 0."""
+
+    def top_k(scores):
+        wanted = jnp.where(sampling.top_k > 0, sampling.top_k, scores.shape[1])
+        return _keep(scores, jnp.ones_like(scores), jnp.minimum(wanted, scores.shape[1]).astype(scores.dtype))
+
+    def top_p(scores):
+        mass = jnp.exp(scores)
+        wanted = jnp.where(sampling.top_p < 1, sampling.top_p.astype(mass.dtype) * jnp.sum(mass, axis=-1), jnp.inf)
+        return _keep(scores, mass, wanted)
+
+    scores = jax.lax.cond(jnp.any(sampling.top_k > 0), top_k, lambda s: s, scores)
+    scores = jax.lax.cond(jnp.any(sampling.top_p < 1), top_p, lambda s: s, scores)
+    return jnp.where(scores < jnp.log(sampling.min_p)[:, None].astype(scores.dtype), -jnp.inf, scores)
+
+
+def _keep(scores: Float[Array, "B V"], mass: Float[Array, "B V"], wanted: Float[Array, "B"]) -> Float[Array, "B V"]:
+    """Keeps the fewest highest scores whose mass reaches `wanted`, with all that tie with the last of them."""
+    order = _ordered(scores)
+    info = jnp.iinfo(order.dtype)
+
+    def halve(_, bounds):
+        low, high = bounds  # mass at or above `low` reaches `wanted` (or low is the least), above `high` it does not
+        middle = (low & high) + ((low ^ high) >> 1)
+        middle = middle + ((low ^ high) & 1)  # round up, so that the bounds meet
+        enough = jnp.sum(jnp.where(order >= middle[:, None], mass, 0), axis=-1) >= wanted
+        return jnp.where(enough, middle, low), jnp.where(enough, high, middle - 1)
+
+    start = jnp.full(scores.shape[:1], info.min, order.dtype), jnp.full(scores.shape[:1], info.max, order.dtype)
+    last, _ = jax.lax.fori_loop(0, info.bits, halve, start)
+    return jnp.where(order >= last[:, None], scores, -jnp.inf)
+
+
+def _ordered(scores: Float[Array, "B V"]) -> Int[Array, "B V"]:
+    """Integers in the order of the floats: IEEE bits, the negatives flipped."""
+    bits = jax.lax.bitcast_convert_type(scores, jnp.int64 if scores.dtype == jnp.float64 else jnp.int32)
+    return jnp.where(bits < 0, bits ^ jnp.iinfo(bits.dtype).max, bits)
+
+
+def _inverse_cdf(mass: Float[Array, "B V"], uniform: Float[Array, "B"]) -> Int[Array, "B"]:
+    """The token at which the running sum of `mass` passes `uniform` of its total: first a run of tokens, then in it."""
+    B, V = mass.shape
+    run = 256
+    runs = jnp.pad(mass, ((0, 0), (0, -V % run))).reshape(B, -1, run)
+    ends = jnp.cumsum(jnp.sum(runs, axis=-1), axis=-1)
+    target = uniform.astype(mass.dtype) * ends[:, -1]
+    nth = jnp.minimum(jnp.sum(ends <= target[:, None], axis=-1), ends.shape[1] - 1)
+    inside = jnp.take_along_axis(runs, nth[:, None, None], axis=1)[:, 0]
+    before = jnp.take_along_axis(ends, nth[:, None], axis=1)[:, 0] - jnp.sum(inside, axis=-1)
+    passed = before[:, None] + jnp.cumsum(inside, axis=-1) > target[:, None]
+    # rounding may leave the target at the very end: then the last token with any mass
+    last = run - 1 - argmax((inside[:, ::-1] > 0).astype(mass.dtype))
+    return (nth * run + jnp.where(jnp.any(passed, -1), argmax(passed.astype(mass.dtype)), last)).astype(jnp.int32)
+
+
+def any_wanted(wants: Bool[Array, "B"], value, otherwise: Float[Array, "B"]) -> Float[Array, "B"]:
+    """`value()` where it is wanted, computed only when some request wants it."""
+    return jax.lax.cond(jnp.any(wants), lambda: jnp.where(wants, value(), otherwise), lambda: otherwise)

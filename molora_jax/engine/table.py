@@ -1,0 +1,117 @@
+"""The requests in flight, as arrays on the device: one slot each."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from molora_jax.config import ModelConfig
+from molora_jax.engine.sampling import Sampling
+from molora_jax.models.state import DecodeState, new_state
+from molora_jax.typing import Array, Bool, Float, Int
+
+MAX_STOPS = 8
+"""Stop tokens that one request may have."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RequestTable:
+    """What the requests are, whatever model runs them. S slots, contexts of at most T tokens.
+
+    Attributes:
+      tokens: prompt and committed tokens of each slot.
+      length: how many of them there are.
+      limit: the length at which the request ends.
+      active: neither free nor ended.
+      sampling: how each request picks its next token.
+      stops: token ids that end a request, padded with -1.
+      logprobs: log-probability of each committed token under the model's own distribution, where it was asked for.
+      wants_logprobs: whether it was.
+    """
+
+    tokens: Int[Array, "S T"]
+    length: Int[Array, "S"]
+    limit: Int[Array, "S"]
+    active: Bool[Array, "S"]
+    sampling: Sampling
+    stops: Int[Array, "S stops"]
+    logprobs: Float[Array, "S T"]
+    wants_logprobs: Bool[Array, "S"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """What one model remembers of the requests.
+
+    Attributes:
+      state: its KV rows.
+      anchor: how many of a request's tokens are in them.
+      tables: the pages of each slot, one table a kind of layer.
+    """
+
+    state: DecodeState
+    anchor: Int[Array, "S"]
+    tables: Int[Array, "kinds S P"]
+
+
+def new_table(slots: int, length: int) -> RequestTable:
+    """`slots` free slots for contexts of at most `length` tokens."""
+    zeros = lambda *shape, dtype=jnp.int32: jnp.zeros(shape, dtype)
+    return RequestTable(
+        tokens=zeros(slots, length),
+        length=zeros(slots),
+        limit=zeros(slots),
+        active=zeros(slots, dtype=bool),
+        sampling=Sampling.greedy(slots),
+        stops=jnp.full((slots, MAX_STOPS), -1, jnp.int32),
+        logprobs=zeros(slots, length, dtype=jnp.float32),
+        wants_logprobs=zeros(slots, dtype=bool),
+    )
+
+
+def new_memory(cfg: ModelConfig, slots: int, length: int, *, pages: tuple[int, ...], page_size: int, dtype) -> Memory:
+    """An empty memory with `pages[k]` pages for every layer of kind k."""
+    return Memory(
+        state=new_state(cfg, pages=pages, page_size=page_size, dtype=dtype),
+        anchor=jnp.zeros((slots,), jnp.int32),
+        tables=jnp.zeros((len(cfg.kinds), slots, -(-length // page_size)), jnp.int32),
+    )
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One request as it enters a slot: a row of `RequestTable` and of `Memory`."""
+
+    tokens: Int[Array, "T"]
+    length: Int[Array, ""]
+    limit: Int[Array, ""]
+    sampling: Sampling
+    stops: Int[Array, "stops"]
+    wants_logprobs: Bool[Array, ""]
+    anchor: Int[Array, ""]
+    tables: Int[Array, "kinds P"]
+
+
+def enter(memory: Memory, table: RequestTable, slot: Int[Array, ""], entry: Entry) -> tuple[Memory, RequestTable]:
+    """Puts a request into a free slot; its first `anchor` tokens are in the model's pages already."""
+    put = lambda old, new: old.at[slot].set(new)
+    table = RequestTable(
+        tokens=put(table.tokens, entry.tokens),
+        length=put(table.length, entry.length),
+        limit=put(table.limit, entry.limit),
+        active=put(table.active, True),
+        sampling=jax.tree.map(put, table.sampling, entry.sampling),
+        stops=put(table.stops, entry.stops),
+        logprobs=put(table.logprobs, 0.0),
+        wants_logprobs=put(table.wants_logprobs, entry.wants_logprobs),
+    )
+    tables = memory.tables.at[:, slot].set(entry.tables)
+    return Memory(memory.state, put(memory.anchor, entry.anchor), tables), table
+
+
+def stop(table: RequestTable, slots: Bool[Array, "S"]) -> RequestTable:
+    """Ends the requests in `slots` where they stand."""
+    return dataclasses.replace(table, active=table.active & ~slots)
