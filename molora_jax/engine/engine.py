@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import functools
 import itertools
+import time
 from collections.abc import Callable, Sequence
 
 import jax
@@ -14,7 +15,7 @@ from molora_jax.config import ModelConfig
 from molora_jax.engine import buckets as bucketing
 from molora_jax.engine.buckets import Bucket
 from molora_jax.engine.extend import Report, advance
-from molora_jax.engine.request import EngineConfig, Event, Request, check, entry
+from molora_jax.engine.request import EngineConfig, Event, Request, Usage, check, entry
 from molora_jax.engine.slots import Lease, Slots, pages_for
 from molora_jax.engine.table import enter, new_memory, new_table, stop
 from molora_jax.typing import Params
@@ -59,6 +60,7 @@ class Engine:
         self._waiting: collections.deque[tuple[int, Request]] = collections.deque()
         self._running: dict[int, _Running] = {}
         self._ids = itertools.count()
+        self.usage = Usage()
 
     @property
     def kv_bytes(self) -> int:
@@ -151,16 +153,29 @@ class Engine:
         rows = np.full(bucket.rows, -1, np.int32)
         rows[: len(slots)] = slots
         leave = np.bool_(bool(self._waiting))
+        begun = time.perf_counter()
         self._memory, self._table, report = self._program(bucket)(
             self.params, self._memory, self._table, rows, np.int32(bucket.steps), leave
         )
-        return jax.device_get(report)
+        report = jax.device_get(report)
+        self._account(bucket, report, time.perf_counter() - begun)
+        return report
+
+    def _account(self, bucket: Bucket, report: Report, seconds: float) -> None:
+        if bucket in self.prefill:
+            self.usage.prefill_seconds += seconds
+        else:
+            self.usage.decode_seconds += seconds
+            self.usage.decode_tokens += int(report.count.sum())
+            self.usage.decode_steps += int(report.steps)
 
     def _collect(self, rows: Sequence[_Running], report: Report) -> list[Event]:
         events = []
         for row, running in enumerate(rows):
-            was_prefill = running.unread > 1
+            was_prefill, before = running.unread > 1, running.anchor
             running.anchor = int(report.anchor[row])
+            if was_prefill:
+                self.usage.prefill_tokens += running.anchor - before
             given = report.tokens[row, : report.count[row]].tolist()
             running.tokens += given
             if was_prefill and given:

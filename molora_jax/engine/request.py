@@ -44,6 +44,28 @@ class Event:
     finished: str | None  # "stop", "length", or None
 
 
+@dataclasses.dataclass
+class Usage:
+    """What an engine has done so far.
+
+    Attributes:
+      prefill_tokens, decode_tokens: prompt tokens read (shared ones apart), and tokens given by decoding.
+      prefill_seconds, decode_seconds: spent in programs of either kind.
+      decode_steps: times the model ran to decode, whatever the number of rows.
+    """
+
+    prefill_tokens: int = 0
+    prefill_seconds: float = 0.0
+    decode_tokens: int = 0
+    decode_seconds: float = 0.0
+    decode_steps: int = 0
+
+    def __str__(self) -> str:
+        rate = lambda tokens, seconds: f"{tokens} tokens, {tokens / seconds:.1f} tokens/s" if tokens else "no tokens"
+        prefill = rate(self.prefill_tokens, self.prefill_seconds)
+        return f"prefill {prefill} · decode {rate(self.decode_tokens, self.decode_seconds)}"
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """Sizes that are fixed at creation.

@@ -1,0 +1,25 @@
+"""What every command-line program does the same way."""
+
+import sys
+from collections.abc import Callable
+
+from absl import app
+
+from molora_jax.config import UserError
+
+
+def run(main: Callable[[], None]) -> None:
+    """Parses the flags and calls `main`; a `UserError` ends the program with its one line and exit code 2."""
+
+    def guarded(argv: list[str]) -> None:
+        try:
+            if argv[1:]:
+                raise UserError(f"arguments: got {' '.join(argv[1:])!r}, expected flags of the form --name=value")
+            main()
+        except UserError as e:
+            print(f"error: {e}", file=sys.stderr)
+            sys.exit(2)
+        except KeyboardInterrupt:
+            sys.exit(130)
+
+    app.run(guarded)

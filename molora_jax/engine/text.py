@@ -1,0 +1,65 @@
+"""Text in, text out: an engine with a tokenizer."""
+
+import dataclasses
+
+from molora_jax.engine.engine import Engine
+from molora_jax.engine.request import Request
+from molora_jax.text.stream import TextStream
+from molora_jax.text.tokenizer import Tokenizer
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """News of one request.
+
+    Attributes:
+      request: its number.
+      text: what can be shown now; whole characters only, nothing of a stop string.
+      tokens, logprobs: the ids behind it and what came before, stop tokens included.
+      finished: "stop", "length", or None while it goes on.
+    """
+
+    request: int
+    text: str
+    tokens: list[int]
+    logprobs: list[float] | None
+    finished: str | None
+
+
+class TextEngine:
+    """Turns the events of an `Engine` into text, and ends requests at their stop strings."""
+
+    def __init__(self, engine: Engine, tokenizer: Tokenizer):
+        self.engine, self.tokenizer = engine, tokenizer
+        self._streams: dict[int, TextStream] = {}
+
+    @property
+    def busy(self) -> bool:
+        return self.engine.busy
+
+    def submit(self, request: Request, stop_strings: tuple[str, ...] = ()) -> int:
+        """Queues a request; the model's own end tokens are added to its stops."""
+        stream = TextStream(self.tokenizer, stop_strings)
+        stops = tuple(dict.fromkeys((*request.stops, *self.tokenizer.eos)))
+        number = self.engine.submit(dataclasses.replace(request, stops=stops))
+        self._streams[number] = stream
+        return number
+
+    def step(self) -> list[Piece]:
+        """Runs the engine once."""
+        pieces = []
+        for event in self.engine.step():
+            stream, text, finished = self._streams[event.request], "", event.finished
+            ended_by_token = finished == "stop"
+            for token in event.tokens[:-1] if ended_by_token else event.tokens:
+                text += stream.push(token)
+            if stream.stopped:
+                if not finished:
+                    self.engine.abort(event.request)
+                finished = "stop"
+            elif finished:
+                text += stream.flush()
+            if finished:
+                del self._streams[event.request]
+            pieces.append(Piece(event.request, text, event.tokens, event.logprobs, finished))
+        return pieces
