@@ -82,7 +82,7 @@ def write(folder: Path, sources: Mapping[str, Source], max_shard_bytes: int) -> 
     names = names if len(shards) > 1 else [SINGLE]
     for name, shard in zip(names, shards, strict=True):
         values = {key: np.ascontiguousarray(source.make()) for key, source in shard.items()}
-        safetensors.numpy.save_file(values, folder / f"{name}.part", metadata={"format": "pt"})
+        _save(values, folder / f"{name}.part")
     for old in (*folder.glob("model*.safetensors"), folder / INDEX):
         old.unlink(missing_ok=True)
     for name in names:
@@ -91,6 +91,13 @@ def write(folder: Path, sources: Mapping[str, Source], max_shard_bytes: int) -> 
         index = {"metadata": {"total_size": sum(source.nbytes for source in sources.values())}}
         index["weight_map"] = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
         (folder / INDEX).write_text(json.dumps(index, indent=2))
+
+
+def _save(values: dict[str, np.ndarray], file: Path) -> None:
+    file.touch()
+    mode = file.stat().st_mode
+    safetensors.numpy.save_file(values, file, metadata={"format": "pt"})
+    file.chmod(mode)  # safetensors lets nobody but the owner read its files
 
 
 def _shards(sources: Mapping[str, Source], max_shard_bytes: int) -> list[dict[str, Source]]:
