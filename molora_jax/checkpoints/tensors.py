@@ -126,8 +126,8 @@ def _files(folder: Path) -> list[Path]:
 
 def _indexed(folder: Path) -> list[Path]:
     try:
-        names = sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError):
+        names = sorted({str(name) for name in json.loads((folder / INDEX).read_text())["weight_map"].values()})
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"{folder / INDEX}: got no JSON with a weight_map; download or export it again") from None
     if missing := [name for name in names if not (folder / name).is_file()]:
         raise UserError(
