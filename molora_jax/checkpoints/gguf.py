@@ -67,13 +67,16 @@ def convert(file: Path | str, folder: Path | str) -> None:
     meta = {key: field.contents() for key, field in reader.fields.items()}
     stored = {tensor.name: tensor for tensor in reader.tensors}
     cfg = _config(meta, stored)
+    sources = _sources(file, cfg, stored)
+    tokenizer = gguf_tokenizer.build(meta)
+    tokenizer_config, generation = gguf_tokenizer.configs(meta)
+    config = families.to_hf(cfg) | generation | {"torch_dtype": "float32"}
+    contents = {"config": config, "tokenizer_config": tokenizer_config, "generation_config": generation}
     part = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
     try:
-        tensors.write(part, _sources(file, cfg, stored), hf.MAX_SHARD_BYTES)
-        tokenizer, generation = gguf_tokenizer.configs(meta)
-        gguf_tokenizer.build(meta).save(str(part / "tokenizer.json"))
-        config = families.to_hf(cfg) | generation | {"torch_dtype": "float32"}
-        for name, content in (("config", config), ("tokenizer_config", tokenizer), ("generation_config", generation)):
+        tensors.write(part, sources, hf.MAX_SHARD_BYTES)
+        tokenizer.save(str(part / "tokenizer.json"))
+        for name, content in contents.items():
             (part / f"{name}.json").write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
         part.rename(folder)
     finally:

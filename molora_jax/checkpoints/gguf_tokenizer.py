@@ -1,5 +1,6 @@
 """Tokenizers rebuilt from the vocabulary that a GGUF file carries in its metadata."""
 
+import collections
 import enum
 from collections.abc import Mapping
 from typing import Any
@@ -30,6 +31,7 @@ _LLAMA3 = (
 )
 _SPLITS = {"llama-bpe": _LLAMA3, "llama3": _LLAMA3, "llama-v3": _LLAMA3, "qwen2": _LLAMA3.replace("{1,3}", "")}
 _GPT2 = ("gpt-2", "default")
+_ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
 
 def build(meta: Metadata) -> Tokenizer:
@@ -41,19 +43,18 @@ def build(meta: Metadata) -> Tokenizer:
     Raises:
       UserError: another kind of vocabulary, an unknown `tokenizer.ggml.pre`, or arrays that do not fit together.
     """
-    model = meta.get("tokenizer.ggml.model")
     tokens = meta.get("tokenizer.ggml.tokens")
     if not tokens:
         raise UserError("GGUF: got a file without tokenizer.ggml.tokens, expected one that carries its vocabulary")
     kinds = meta.get("tokenizer.ggml.token_type") or [Kind.NORMAL] * len(tokens)
-    if len(kinds) != len(tokens):
-        raise UserError(f"GGUF: got {len(kinds)} token types for {len(tokens)} tokens, expected as many")
-    if model == "gpt2":
-        tokenizer = _byte_level(meta, tokens)
-    elif model == "llama":
-        tokenizer = _sentencepiece(meta, tokens, kinds)
-    else:
-        raise UserError(f"GGUF: got tokenizer.ggml.model {model!r}, expected 'gpt2' or 'llama'")
+    _check(meta, tokens, kinds)
+    match meta.get("tokenizer.ggml.model"):
+        case "gpt2":
+            tokenizer = _byte_level(meta, tokens)
+        case "llama":
+            tokenizer = _sentencepiece(meta, tokens, kinds)
+        case other:
+            raise UserError(f"GGUF: got tokenizer.ggml.model {other!r}, expected 'gpt2' or 'llama'")
     special = [t for t, kind in zip(tokens, kinds, strict=True) if kind == Kind.CONTROL]
     plain = [t for t, kind in zip(tokens, kinds, strict=True) if kind == Kind.USER_DEFINED]
     tokenizer.add_special_tokens([AddedToken(t, normalized=False, special=True) for t in special])
@@ -62,6 +63,19 @@ def build(meta: Metadata) -> Tokenizer:
     tokenizer.add_tokens([AddedToken(t, normalized=False, special=False) for t in plain if t in known])
     _add_affixes(tokenizer, meta)
     return tokenizer
+
+
+def _check(meta: Metadata, tokens: list[str], kinds: list[int]) -> None:
+    for name, array in (("token_type", kinds), ("scores", meta.get("tokenizer.ggml.scores") or tokens)):
+        if len(array) != len(tokens):
+            raise UserError(f"GGUF: got {len(array)} tokenizer.ggml.{name} for {len(tokens)} tokens, expected as many")
+    token, count = collections.Counter(tokens).most_common(1)[0]
+    if count > 1:
+        raise UserError(f"GGUF: got {token!r} {count} times in tokenizer.ggml.tokens, expected every token once")
+    for role in (*_ROLES.values(), "eot", "eom"):
+        i = meta.get(f"tokenizer.ggml.{role}_token_id", 0)
+        if not 0 <= i < len(tokens):
+            raise UserError(f"GGUF: got tokenizer.ggml.{role}_token_id {i}, expected one below {len(tokens)}")
 
 
 def configs(meta: Metadata) -> tuple[dict, dict]:
@@ -81,9 +95,6 @@ def configs(meta: Metadata) -> tuple[dict, dict]:
     generation = {"eos_token_id": ends[0] if len(ends) == 1 else ends} if ends else {}
     generation |= {f"{role}_token_id": ids[role] for role in ("bos", "pad") if ids[role] is not None}
     return tokenizer, generation
-
-
-_ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
 
 def _adds(meta: Metadata, role: str) -> bool:
@@ -110,11 +121,14 @@ def _add_affixes(tokenizer: Tokenizer, meta: Metadata) -> None:
 def _byte_level(meta: Metadata, tokens: list[str]) -> Tokenizer:
     """BPE over bytes written as 256 printable characters (Radford et al. 2019, §2.2)."""
     pre = meta.get("tokenizer.ggml.pre", "default")
-    merges = [tuple(merge.split(" ", 1)) for merge in meta.get("tokenizer.ggml.merges", ())]
+    merges = [tuple(merge.partition(" ")[::2]) for merge in meta.get("tokenizer.ggml.merges", ())]
     # Vocabularies of Llama 3 hold words that no chain of merges reaches, and take a whole word first.
     whole = _SPLITS.get(pre) == _LLAMA3
     vocab = {token: i for i, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.BPE(vocab, merges, ignore_merges=whole))
+    try:
+        tokenizer = Tokenizer(models.BPE(vocab, merges, ignore_merges=whole))
+    except Exception as e:  # tokenizers raises nothing more specific
+        raise UserError(f"GGUF: got tokenizer.ggml.merges that do not fit the tokens ({e})") from None
     tokenizer.decoder = decoders.ByteLevel()
     if pre == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
@@ -142,7 +156,9 @@ def _sentencepiece(meta: Metadata, tokens: list[str], kinds: list[int]) -> Token
     if meta.get("tokenizer.ggml.remove_extra_whitespaces"):
         raise UserError("GGUF: got tokenizer.ggml.remove_extra_whitespaces, expected a vocabulary that keeps spaces")
     # Gemma's user-defined runs of spaces are stored as spaces, all other tokens with ▁.
-    tokens = [_SPACE * len(t) if t and not t.strip(" ") else t for t in tokens]
+    taken = set(tokens)
+    respelled = ((t, t.replace(" ", _SPACE)) for t in tokens)
+    tokens = [new if not t.strip(" ") and new not in taken else t for t, new in respelled]
     vocab = {token: i for i, token in enumerate(tokens)}
     unknown = next((t for t, kind in zip(tokens, kinds, strict=True) if kind == Kind.UNKNOWN), None)
     if unknown is None and (i := meta.get("tokenizer.ggml.unknown_token_id")) is not None:

@@ -1,6 +1,5 @@
 """Every bad HF folder ends in one line that names what is wrong."""
 
-import json
 import os
 
 import jax
