@@ -38,7 +38,7 @@ def resolve(name: str) -> Path:
       UserError: no such thing, no network, or a file that `checkpoints.gguf.convert` refuses.
     """
     path = Path(name).expanduser()
-    if path.is_dir():
+    if name and path.is_dir():
         return path
     if path.suffix == ".gguf" and path.is_file():
         stat = path.stat()
