@@ -5,6 +5,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from molora_jax.config import ModelConfig
@@ -116,18 +117,19 @@ class Output:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Place:
-    """What tells one layer from another, besides its weights: static when unrolled, scanned over when stacked."""
+    """What tells one layer from another, besides its weights."""
 
-    kind: Int[Array, ""] | int  # page table it uses
-    base: Int[Array, ""] | int  # first row of its share of the KV table
-    window: Int[Array, ""] | int
-    rotation: Int[Array, ""] | int  # rotary embedding it uses
+    kind: Int[Array, ""]  # page table it uses
+    base: Int[Array, ""]  # first row of its share of the KV table
+    window: Int[Array, ""]
+    rotation: Int[Array, ""]  # rotary embedding it uses
 
 
 def _places(cfg: ModelConfig, state: DecodeState | None) -> list[_Place]:
     bases = state.bases(cfg) if state is not None else (0,) * cfg.layers
     rotations = [int(window > 0 and cfg.local_rope is not None) for window in cfg.windows]
-    return [_Place(*place) for place in zip(cfg.kind_of_layer, bases, cfg.windows, rotations, strict=True)]
+    columns = np.array([cfg.kind_of_layer, bases, cfg.windows, rotations], np.int32)
+    return [_Place(*column) for column in columns.T]
 
 
 def apply(
@@ -165,7 +167,7 @@ def apply(
             return carry, carry[0] if "hidden" in taps else None
 
         stack = jax.tree.map(lambda w: w[:layers], params["layers"])
-        (x, state), hidden = jax.lax.scan(step, (x, state), (stack, jax.tree.map(lambda *v: jnp.array(v), *places)))
+        (x, state), hidden = jax.lax.scan(step, (x, state), (stack, jax.tree.map(lambda *v: np.stack(v), *places)))
     if layers is None:
         x = rms_norm(x, params["norm"]["weight"], eps=cfg.norm_eps, offset=cfg.norm_offset)
     return Output(x, state, {"hidden": hidden} if "hidden" in taps else {})
@@ -186,8 +188,9 @@ def _rotations(cfg: ModelConfig, layout: Layout, dtype) -> tuple[Array, Array]:
     return jax.vmap(lambda freq: rope.rotation(freq, layout.token_positions, wide))(freqs)
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def _block(cfg, layout, rotations, weights, place, x, state):
-    """One pre-norm layer on the residual stream x: [N, D]."""
+    """One pre-norm layer on the residual stream x: [N, D]. A jit of its own: unrolled layers are traced once."""
     norm = functools.partial(rms_norm, eps=cfg.norm_eps, offset=cfg.norm_offset)
     out, state = _attention(
         cfg, layout, rotations, weights["attn"], place, norm(x, weights["attn_norm"]["weight"]), state
