@@ -74,9 +74,7 @@ def sample(
 
     def random():
         uniform = draw(sampling.seed, position, model=model, purpose=SAMPLE)
-        hot = scores / jnp.maximum(sampling.temperature, 1e-6)[:, None].astype(scores.dtype)
-        hot = hot - jnp.max(hot, axis=-1, keepdims=True)
-        return _inverse_cdf(jnp.exp(_cut(hot, sampling)), uniform)
+        return _inverse_cdf(jnp.exp(_cut(scores, sampling)), uniform)
 
     return jax.lax.cond(
         jnp.any(sampling.temperature > 0),
@@ -86,7 +84,7 @@ def sample(
 
 
 def _cut(scores: Float[Array, "B V"], sampling: Sampling) -> Float[Array, "B V"]:
-    """-inf for the tokens that top-k, top-p and min-p drop; the highest score is 0."""
+    """Scores over temperature, the highest exactly 0; -inf for the tokens that top-k, top-p and min-p drop."""
 
     def top_k(scores):
         wanted = jnp.where(sampling.top_k > 0, sampling.top_k, scores.shape[1])
@@ -97,6 +95,9 @@ def _cut(scores: Float[Array, "B V"], sampling: Sampling) -> Float[Array, "B V"]
         wanted = jnp.where(sampling.top_p < 1, sampling.top_p.astype(mass.dtype) * jnp.sum(mass, axis=-1), jnp.inf)
         return _keep(scores, mass, wanted)
 
+    # in this order: a fused multiply-add would not give 0 for the highest if the division came first
+    scores = scores - jnp.max(scores, axis=-1, keepdims=True)
+    scores = scores / jnp.maximum(sampling.temperature, 1e-6)[:, None].astype(scores.dtype)
     scores = jax.lax.cond(jnp.any(sampling.top_k > 0), top_k, lambda s: s, scores)
     scores = jax.lax.cond(jnp.any(sampling.top_p < 1), top_p, lambda s: s, scores)
     return jnp.where(scores < jnp.log(sampling.min_p)[:, None].astype(scores.dtype), -jnp.inf, scores)
@@ -130,15 +131,20 @@ def _inverse_cdf(mass: Float[Array, "B V"], uniform: Float[Array, "B"]) -> Int[A
     B, V = mass.shape
     run = 256
     runs = jnp.pad(mass, ((0, 0), (0, -V % run))).reshape(B, -1, run)
-    ends = jnp.cumsum(jnp.sum(runs, axis=-1), axis=-1)
+    sums = jnp.sum(runs, axis=-1)
+    ends = jnp.cumsum(sums, axis=-1)
     target = uniform.astype(mass.dtype) * ends[:, -1]
-    nth = jnp.minimum(jnp.sum(ends <= target[:, None], axis=-1), ends.shape[1] - 1)
+    nth = _first(ends > target[:, None], sums)
     inside = jnp.take_along_axis(runs, nth[:, None, None], axis=1)[:, 0]
-    before = jnp.take_along_axis(ends, nth[:, None], axis=1)[:, 0] - jnp.sum(inside, axis=-1)
-    passed = before[:, None] + jnp.cumsum(inside, axis=-1) > target[:, None]
-    # rounding may leave the target at the very end: then the last token with any mass
-    last = run - 1 - argmax((inside[:, ::-1] > 0).astype(mass.dtype))
-    return (nth * run + jnp.where(jnp.any(passed, -1), argmax(passed.astype(mass.dtype)), last)).astype(jnp.int32)
+    before = jnp.take_along_axis(ends - sums, nth[:, None], axis=1)
+    return (nth * run + _first(before + jnp.cumsum(inside, axis=-1) > target[:, None], inside)).astype(jnp.int32)
+
+
+def _first(passed: Bool[Array, "B N"], mass: Float[Array, "B N"]) -> Int[Array, "B"]:
+    """First index that has passed, or else the last; never one without mass, wherever rounding puts the target."""
+    index = jax.lax.broadcasted_iota(jnp.int32, mass.shape, 1)
+    last = jnp.max(jnp.where(mass > 0, index, 0), axis=-1, keepdims=True)
+    return jnp.min(jnp.where(passed & (mass > 0), index, last), axis=-1)
 
 
 def any_wanted(wants: Bool[Array, "B"], value, otherwise: Float[Array, "B"]) -> Float[Array, "B"]:
