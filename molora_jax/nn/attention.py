@@ -77,7 +77,6 @@ def paged_attention(
     q = (q.astype(acc) * scale).astype(q.dtype).reshape(H * d, N).T
     q = q if Q == 1 else q.at[layout.lanes.reshape(-1)].get(mode="fill", fill_value=0)
     q = q.reshape(J, Q, K, H // K, d)
-    stored = table.rows.reshape(-1, layout.page_size, table.rows.shape[1])
     pages = base // layout.page_size + layout.tables[kind][layout.tile_rows]
     per_block = max(BLOCK // layout.page_size, 1)
     span = per_block * layout.page_size
@@ -88,6 +87,7 @@ def paged_attention(
     def block(i, carry):
         top, total, out = carry
         at = i * span + jnp.arange(span)
+        stored = table.rows.reshape(-1, layout.page_size, K * 2 * d)  # outside the loop, XLA would copy the table
         read = stored[pages[:, i * per_block + jnp.arange(per_block)]].reshape(J, span, K, 2, d)
         k, v = read[:, :, :, 0], read[:, :, :, 1]
         v = jnp.where((at <= last[:, None])[:, :, None, None], v, 0)  # unwritten rows may hold anything, even NaN
