@@ -89,9 +89,7 @@ def sample(
 
     def random(scores):
         uniform = draw(sampling.seed, position, model=model, purpose=SAMPLE)
-        hot = scores / jnp.maximum(sampling.temperature, 1e-6)[:, None].astype(scores.dtype)
-        hot = hot - jnp.max(hot, axis=-1, keepdims=True)
-        token = _inverse_cdf(jnp.exp(_cut(hot, sampling)), uniform)
+        token = _inverse_cdf(jnp.exp(_cut(scores, sampling)), uniform)
         return jnp.where(sampling.temperature > 0, token, greedy)
 
     return only_if(jnp.any(sampling.temperature > 0), random, greedy, scores)

@@ -1,7 +1,5 @@
 """Sampling, against transformers' order of cuts in fp64 numpy with sorts, and by frequencies."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -188,12 +186,15 @@ def test_inverse_cdf_never_lands_in_a_gap():
         assert (mass[token] > 0).all()
 
 
-def test_log_prob_and_any_wanted():
+def test_log_prob():
     scores = (np.random.default_rng(1).standard_normal((3, 50)) * 5).astype(np.float32)
     token = np.array([4, 0, 49], np.int32)
     want = [np.log(naive.probabilities(s)[t]) for s, t in zip(scores, token, strict=True)]
-    got = sampling.log_prob(scores, token)
-    assert_close(got, np.array(want))
-    some = functools.partial(sampling.any_wanted, value=lambda: got, otherwise=jnp.zeros(3))
-    np.testing.assert_array_equal(some(np.array([True, False, True])), got * np.array([1, 0, 1]))
-    np.testing.assert_array_equal(some(np.zeros(3, bool)), 0)
+    assert_close(sampling.log_prob(scores, token), np.array(want))
+
+
+def test_only_if_gives_one_or_the_other():
+    scores = np.arange(6, dtype=np.float32).reshape(2, 3)
+    run = jax.jit(lambda wanted: sampling.only_if(wanted, lambda s: s[:, 1] * 2, jnp.full(2, -1.0), scores))
+    np.testing.assert_array_equal(run(True), [2, 8])
+    np.testing.assert_array_equal(run(False), -1)
