@@ -48,21 +48,36 @@ def _uniform(seed, position, model, purpose):
     return sampling.draw(seed[None], position[None], model=model, purpose=purpose)[0]
 
 
-def generate(cfg: ModelConfig, params: Params, request: Request) -> tuple[list[int], list[float], str]:
-    """The tokens of a request, their log-probabilities, and how it ended."""
-    tokens, logprobs = list(request.prompt), []
+def _scores(cfg: ModelConfig, params: Params, tokens: list[int]) -> np.ndarray:
+    """Scores [V] of the token after `tokens`, all of which are read again."""
+    padded = np.zeros(LENGTH, np.int32)
+    padded[: len(tokens)] = tokens
+    return np.asarray(_next_scores(cfg, params, padded, np.int32(len(tokens))), np.float64)
+
+
+def logprobs(cfg: ModelConfig, params: Params, prompt: list[int], given: list[int]) -> np.ndarray:
+    """Log-probability of each token of `given` after `prompt` and those before it."""
+    tokens, out = list(prompt), []
+    for token in given:
+        out.append(np.log(_softmax(_scores(cfg, params, tokens))[token]))
+        tokens.append(token)
+    return np.array(out)
+
+
+def generate(cfg: ModelConfig, params: Params, request: Request) -> tuple[list[int], str]:
+    """The tokens that a request gets, and how it ends."""
+    tokens, given = list(request.prompt), []
     while True:
-        padded = np.zeros(LENGTH, np.int32)
-        padded[: len(tokens)] = tokens
-        scores = np.asarray(_next_scores(cfg, params, padded, np.int32(len(tokens))), np.float64)
+        scores = _scores(cfg, params, tokens + given)
         token = int(np.argmax(scores))
         if request.temperature:
             cuts = {name: getattr(request, name) for name in ("temperature", "top_k", "top_p", "min_p")}
             sums = np.cumsum(probabilities(scores, **cuts))
-            uniform = _uniform(np.uint32(request.seed), np.int32(len(tokens)), model=0, purpose=sampling.SAMPLE)
+            position = np.int32(len(tokens) + len(given))
+            uniform = _uniform(np.uint32(request.seed), position, model=0, purpose=sampling.SAMPLE)
             token = int(np.searchsorted(sums, float(uniform) * sums[-1], side="right"))
-        tokens.append(token)
-        logprobs.append(float(np.log(_softmax(scores)[token])))
-        given = tokens[len(request.prompt) :]
-        if token in request.stops or len(given) == request.max_new_tokens:
-            return given, logprobs, "stop" if token in request.stops else "length"
+        given.append(token)
+        if token in request.stops:
+            return given, "stop"
+        if len(given) == request.max_new_tokens:
+            return given, "length"

@@ -208,8 +208,8 @@ def test_layers_of_a_kind_share_a_page_table_and_no_rows():
     ends = [base + pages[kind] * PAGE for base, kind in zip(bases, cfg.kind_of_layer, strict=True)]
     assert bases[0] == 0
     assert list(bases[1:]) == ends[:-1]
-    assert ends[-1] == kv_rows(cfg, pages, PAGE) == len(state.kv.keys) == len(state.kv.values)
-    assert state.kv.keys.shape[1] == cfg.kv_width
+    assert ends[-1] == kv_rows(cfg, pages, PAGE) == len(state.kv.rows)
+    assert state.kv.rows.shape[1] == 2 * cfg.kv_width
 
 
 @pytest.mark.parametrize(

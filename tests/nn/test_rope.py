@@ -2,6 +2,7 @@
 
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -55,28 +56,30 @@ def test_llama3_frequencies_keep_blend_and_divide(original):
 def test_rotate_turns_feature_i_with_i_plus_half(dtype, width):
     rng = np.random.default_rng(0)
     positions = np.array([0, 3, 3, 1, 500], np.int32)
-    x = jnp.asarray(rng.standard_normal((5, 3, width)), dtype)
+    x = jnp.asarray(rng.standard_normal((3, width, 5)), dtype)
     freq = rope.frequencies(Rope(theta=100.0), width)
-    got = rope.rotate(x, *rope.rotation(jnp.asarray(freq), jnp.asarray(positions), jnp.float32))
+    got = jax.jit(lambda x: rope.rotate(x, *rope.rotation(freq, positions, jnp.float32)))(x)
     assert got.dtype == dtype
     x64 = np.asarray(x).astype(np.float64)
-    turned = (x64[..., : width // 2] + 1j * x64[..., width // 2 :]) * np.exp(1j * positions[:, None, None] * freq)
-    want = np.concatenate([turned.real, turned.imag], -1)
+    turned = (x64[:, : width // 2] + 1j * x64[:, width // 2 :]) * np.exp(1j * freq[:, None] * positions)
+    want = np.concatenate([turned.real, turned.imag], 1)
     if dtype == jnp.float32:  # an angle of 500 radians is only known to 3e-5 in fp32
-        np.testing.assert_allclose(got[-1], want[-1], atol=1e-4)
-        assert_close(got[:-1], want[:-1])
+        np.testing.assert_allclose(got[..., -1], want[..., -1], atol=1e-4)
+        assert_close(got[..., :-1], want[..., :-1])
     else:
         assert_close(got, want)
 
 
 def test_scores_depend_on_the_distance_alone():
     rng = np.random.default_rng(1)
-    q, k = jnp.asarray(rng.standard_normal((2, 1, 1, 8)), jnp.float32)
-    freq = jnp.asarray(rope.frequencies(Rope(theta=100.0), 8))
+    q, k = jnp.asarray(rng.standard_normal((2, 1, 8, 1)), jnp.float32)
+    freq = rope.frequencies(Rope(theta=100.0), 8)
 
+    @jax.jit
     def score(at_q, at_k):
-        turn = lambda x, at: rope.rotate(x, *rope.rotation(freq, jnp.array([at]), jnp.float32))
-        return float(jnp.sum(turn(q, at_q) * turn(k, at_k)))
+        turn = lambda x, at: rope.rotate(x, *rope.rotation(freq, at[None], jnp.float32))
+        return jnp.sum(turn(q, at_q) * turn(k, at_k))
 
-    assert abs(score(17, 12) - score(5, 0)) < 1e-4
-    assert abs(score(17, 12) - score(12, 17)) > 1e-2  # and its sign matters
+    score_of = lambda at_q, at_k: float(score(np.int32(at_q), np.int32(at_k)))
+    assert abs(score_of(17, 12) - score_of(5, 0)) < 1e-4
+    assert abs(score_of(17, 12) - score_of(12, 17)) > 1e-2  # and its sign matters
