@@ -88,7 +88,7 @@ def packed(x, pair: Banks, route, mult, *, with_rank=False, interpret=False):
 def tiles(x, pair: Banks, ids, mult, *, with_rank=False, interpret=False):
     """Sorted tokens, one expert a tile: ids [N 1], mult [N 1] or [N R]; only the banks of experts in use are read."""
     n, (down, up) = len(x), rank_major(pair)
-    tile = min(max(16, 1 << (n // pair.experts).bit_length()), 128)
+    tile = min(max(16, (1 << (n // pair.experts).bit_length()) // 2), 128)
     plan = schedule.sort(ids[:, 0], pair.experts, tile)
     count = len(plan.expert)
     steps = tpu_kernel.Phases.of(pair, tile, pair.rank, itemsize(x, pair))
