@@ -44,7 +44,9 @@ def compile_shape(spec, device, fn, order):
         "seconds": round(time.perf_counter() - start, 1),
         "kernels": text.count('custom_call_target="tpu_custom_call"'),
         "temp_bytes": compiled.memory_analysis().temp_size_in_bytes,
-        "bank_transposes": sum(f"[{spec.E},{spec.R},{spec.F}]" in line and " copy(" in line for line in text.splitlines()),
+        "bank_transposes": sum(
+            f"[{spec.E},{spec.R},{spec.F}]" in line and " copy(" in line for line in text.splitlines()
+        ),
     }
 
 
