@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels import common
-from pallas_kernels.routed_lora import gpu, tpu, vjp
+from pallas_kernels.routed_lora import gpu, tpu, vjp, xla
 from pallas_kernels.routed_lora.layout import banks
 
 
@@ -45,7 +45,8 @@ def routed_lora(
         (dense straight-through). The sparse form, through the chosen expert alone, needs no argument: it is
         gate = p + stop_gradient(1 - p) with p the probability of the chosen expert.
       gate: [N] multiplies the output, [N R] the rank space.
-      backend: "reference" (gather), "xla" (any platform), "tpu" or "gpu" (the Pallas kernels), or "auto".
+      backend: "reference" (gather), "xla" (any platform), "tpu" or "gpu" (the Pallas kernels), or "auto": the kernel of
+        the platform where it runs and was not measured slower, else xla.
       interpret: run the tpu kernel in the Pallas interpreter (True, or `pltpu.InterpretParams`), to test it on a CPU.
 
     Raises:
@@ -61,6 +62,8 @@ def routed_lora(
     pair = banks(a, b)
     why_not = {"tpu": tpu.why_not(x, pair, soft=ids is None), "gpu": gpu.why_not(x, pair, soft=ids is None)}
     chosen = common.choose_backend("routed_lora", backend, why_not, interpret=bool(interpret))
+    if backend == "auto" and chosen in common.KERNELS:
+        chosen = (xla.measured(x.shape[0], pair) or {}).get("backend", chosen)
     return vjp.routed(chosen, interpret, x, a, b, ids, weights, scale, gate)
 
 

@@ -24,7 +24,7 @@ def choose(n: int, pair: Banks) -> tuple[str, int]:
     e, r = pair.experts, pair.rank
     if e == 1:
         return "packed", 0
-    row = common.tuned(PACKAGE, "xla", N=n, E=e, R=r, D=pair.width_in, F=pair.width_out)
+    row = measured(n, pair)
     gathered = n * r * (pair.width_in + pair.width_out)
     if row is not None and (row["method"] != "gather" or gathered <= GATHER_LIMIT):
         return row["method"], row["tile"]
@@ -34,6 +34,12 @@ def choose(n: int, pair: Banks) -> tuple[str, int]:
     if e * r <= 512:
         return "packed", 0
     return ("gather", 0) if gathered <= GATHER_LIMIT else ("tiles", min(max(tile, 16), 64))
+
+
+def measured(n: int, pair: Banks) -> dict | None:
+    """What `tune` chose nearest to these shapes on this kind of device: method, tile, and backend where it had two."""
+    dims = dict(N=n, E=pair.experts, R=pair.rank, D=pair.width_in, F=pair.width_out)
+    return common.tuned(PACKAGE, "choices", reach=8, **dims)
 
 
 def gather(x, pair: Banks, ids, mult, _tile):
