@@ -1,7 +1,5 @@
 """The tests every backend must pass; a subclass names the backend and how it runs on this machine."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,8 +18,7 @@ ROUTES = {
 }
 
 
-@functools.partial(jax.jit, static_argnames=("backend", "interpret", "soft", "straight_through"))
-def value_and_gradients(ops, g, *, backend, interpret, soft=False, straight_through=False):
+def compute(ops, g, *, backend, interpret, soft=False, straight_through=False):
     """(y, gradients of ⟨y, g⟩ of every float operand that enters)."""
     fixed = {"route": ops["route"]}
     moving = {k: v for k, v in ops.items() if v is not None and k != "route"}
@@ -37,11 +34,21 @@ def value_and_gradients(ops, g, *, backend, interpret, soft=False, straight_thro
     return y, vjp(g)[0]
 
 
+STATIC = ("backend", "interpret", "soft", "straight_through")
+native = jax.jit(compute, static_argnames=STATIC)
+# Interpreted kernels are large programs that run once; optimising them takes longer than everything else here.
+interpreted = jax.jit(compute, static_argnames=STATIC, compiler_options={"xla_backend_optimization_level": 0})
+
+
 class Core:
     """What every algorithm must get right; all on one shape, so that it is compiled once."""
 
     backend: str
     interpret = False
+
+    @property
+    def program(self):
+        return interpreted if self.interpret else native
 
     def run(self, ops, g, dtype="float32", *, soft=False, straight_through=False):
         """Runs on operands rounded to `dtype`, and returns those too, in float64."""
@@ -49,7 +56,7 @@ class Core:
             cast = lambda v: v if v is None or v.dtype == np.int32 else jnp.asarray(v, dtype)
             ops, g = {k: cast(v) for k, v in ops.items()}, cast(g)
             kw = dict(backend=self.backend, interpret=self.interpret, soft=soft, straight_through=straight_through)
-            y, grads = value_and_gradients(ops, g, **kw)
+            y, grads = self.program(ops, g, **kw)
             assert y.dtype == dtype
             exact = {k: v if v is None or k == "route" else np.asarray(v, np.float64) for k, v in ops.items()}
             return np.asarray(y, np.float64), grads, exact, np.asarray(g, np.float64)
@@ -124,11 +131,11 @@ class Core:
     def test_no_compilation_for_other_ids(self):
         ops, g = oracle.operands(*ODD, gate=1)
         self.run(ops, g)
-        before = value_and_gradients._cache_size()
+        before = self.program._cache_size()
         for seed in range(3):
             ops["route"] = np.random.default_rng(seed).integers(-1, ODD[3], ODD[0]).astype(np.int32)
             self.run(ops, g)
-        assert value_and_gradients._cache_size() == before
+        assert self.program._cache_size() == before
 
 
 class Cases(Core):
@@ -177,7 +184,7 @@ class Cases(Core):
 class SoftCases:
     """The tests of a backend that takes weights."""
 
-    @pytest.mark.parametrize("gate", [0, 1, 2])
+    @pytest.mark.parametrize("gate", [0, 2])
     def test_soft_weights_with_zeros(self, gate):
         ops, g = oracle.operands(*ODD, gate=gate)
         assert (ops["weights"] == 0).any()

@@ -130,7 +130,7 @@ def test_remat_gives_the_same_gradient():
     np.testing.assert_array_equal(jax.grad(loss)(ops["x"]), jax.grad(jax.checkpoint(loss))(ops["x"]))
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 13, 64])
+@pytest.mark.parametrize("chunk", [1, 7])
 def test_chunks_of_tokens_change_nothing(chunk, monkeypatch):
     ops, g, exact, exact_g = arrays(*DIMS, gate=2)
     monkeypatch.setattr(dense, "chunk_rows", lambda pair: chunk)

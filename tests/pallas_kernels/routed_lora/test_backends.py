@@ -4,10 +4,10 @@ import jax
 import pytest
 
 from pallas_kernels.routed_lora import tpu, xla
-from tests.pallas_kernels.routed_lora.cases import Cases, Core, Float64Cases, SoftCases, value_and_gradients
+from tests.pallas_kernels.routed_lora.cases import Cases, Core, Float64Cases, SoftCases, interpreted, native
 
 
-class TestReference(Cases, SoftCases, Float64Cases):
+class TestReference(Core, SoftCases, Float64Cases):
     backend = "reference"
 
 
@@ -15,19 +15,25 @@ class TestXla(Cases, SoftCases, Float64Cases):
     backend = "xla"
 
 
+def forget():
+    for program in (native, interpreted):
+        program.clear_cache()
+
+
 class Patched(Core):
     """One choice inside a backend forced; programs compiled so must not outlive the patch."""
 
     patch: tuple
+    program = interpreted
 
     @pytest.fixture(autouse=True, scope="class")
     @classmethod
     def _patched(cls):
         with pytest.MonkeyPatch.context() as monkeypatch:
             monkeypatch.setattr(*cls.patch)
-            value_and_gradients.clear_cache()
+            forget()
             yield
-        value_and_gradients.clear_cache()
+        forget()
 
 
 class TestXlaRows(Patched):

@@ -38,6 +38,7 @@ def test_no_race_and_no_use_of_uninitialised_memory(run, capfd):
     np.testing.assert_allclose(u[own], want_u[own], rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("name", ["qwen3_1.7b_decode", "llama3_8b_e64_prefill"])
 @pytest.mark.parametrize("platform", DEVICES)
 def test_lowers_for_devices_that_are_not_there(platform, name):
