@@ -24,7 +24,7 @@ class Patched(Core):
     """One choice inside a backend forced; programs compiled so must not outlive the patch."""
 
     patch: tuple
-    program = interpreted
+    program = staticmethod(interpreted)
 
     @pytest.fixture(autouse=True, scope="class")
     @classmethod
