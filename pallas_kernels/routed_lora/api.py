@@ -28,8 +28,8 @@ def routed_lora(
     With weights w = route [N E]:    y_n = g_n · Σ_e w_ne · s_e · B_e (r_n ⊙ A_e x_n)
 
     (LoRA: Hu et al. 2021, eq. 3; per-token routing: Shah & Wagle 2026, MoLoRA.) Sums are taken in fp32 or wider; the
-    result has the dtype of x. No value of ids compiles anything. Differentiable in every float operand, by reverse
-    mode: gradients of weights, scale and gate are inner products in the rank space, and a bank that is not
+    result has the dtype of x. No value of ids compiles anything. Differentiable once in every float operand, by
+    reverse mode: gradients of weights, scale and gate are inner products in the rank space, and a bank that is not
     differentiated costs nothing, whatever the others do.
 
     Args:

@@ -9,6 +9,7 @@ from pallas_kernels.routed_lora.layout import Banks, operand, product, sums
 
 PACKAGE = "pallas_kernels.routed_lora"
 GATHER_LIMIT = 2**22  # gathered bank elements: 16 MB in fp32
+PACKED_LIMIT = 2**25  # elements of the rank space [N E R] of all experts: 128 MB in fp32
 
 
 def hard(x, pair: Banks, ids, mult, *, with_rank: bool = False, method: tuple[str, int] | None = None):
@@ -24,16 +25,17 @@ def choose(n: int, pair: Banks) -> tuple[str, int]:
     e, r = pair.experts, pair.rank
     if e == 1:
         return "packed", 0
-    row = measured(n, pair)
     gathered = n * r * (pair.width_in + pair.width_out)
-    if row is not None and (row["method"] != "gather" or gathered <= GATHER_LIMIT):
+    fits = {"gather": gathered <= GATHER_LIMIT, "packed": n * e * r <= PACKED_LIMIT}
+    row = measured(n, pair)
+    if row is not None and fits.get(row["method"], True):
         return row["method"], row["tile"]
     tile = 1 << max(n // e - 1, 1).bit_length()
     if common.target()[0] == "cpu":
         return ("rows", 1) if n <= 16 else ("loop", min(max(tile, 8), 64))
-    if e * r <= 512:
+    if e * r <= 512 and fits["packed"]:
         return "packed", 0
-    return ("gather", 0) if gathered <= GATHER_LIMIT else ("tiles", min(max(tile, 16), 64))
+    return ("gather", 0) if fits["gather"] else ("tiles", min(max(tile, 16), 64))
 
 
 def measured(n: int, pair: Banks) -> dict | None:
