@@ -36,8 +36,8 @@ def compute(ops, g, *, backend, interpret, soft=False, straight_through=False):
 
 STATIC = ("backend", "interpret", "soft", "straight_through")
 native = jax.jit(compute, static_argnames=STATIC)
-# Interpreted kernels are large programs that run once; optimising them takes longer than everything else here.
-interpreted = jax.jit(compute, static_argnames=STATIC, compiler_options={"xla_backend_optimization_level": 0})
+# Interpreted kernels are large programs that run once: to optimise them takes longer than all else here.
+unoptimised = jax.jit(compute, static_argnames=STATIC, compiler_options={"xla_backend_optimization_level": 0})
 
 
 class Core:
@@ -48,7 +48,7 @@ class Core:
 
     @property
     def program(self):
-        return interpreted if self.interpret else native
+        return unoptimised if self.interpret else native
 
     def run(self, ops, g, dtype="float32", *, soft=False, straight_through=False):
         """Runs on operands rounded to `dtype`, and returns those too, in float64."""

@@ -4,11 +4,12 @@ import jax
 import pytest
 
 from pallas_kernels.routed_lora import tpu, xla
-from tests.pallas_kernels.routed_lora.cases import Cases, Core, Float64Cases, SoftCases, interpreted, native
+from tests.pallas_kernels.routed_lora.cases import Cases, Core, Float64Cases, SoftCases, native, unoptimised
 
 
 class TestReference(Core, SoftCases, Float64Cases):
     backend = "reference"
+    program = staticmethod(unoptimised)
 
 
 class TestXla(Cases, SoftCases, Float64Cases):
@@ -16,7 +17,7 @@ class TestXla(Cases, SoftCases, Float64Cases):
 
 
 def forget():
-    for program in (native, interpreted):
+    for program in (native, unoptimised):
         program.clear_cache()
 
 
@@ -24,7 +25,7 @@ class Patched(Core):
     """One choice inside a backend forced; programs compiled so must not outlive the patch."""
 
     patch: tuple
-    program = staticmethod(interpreted)
+    program = staticmethod(unoptimised)
 
     @pytest.fixture(autouse=True, scope="class")
     @classmethod
