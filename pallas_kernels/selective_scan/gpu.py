@@ -1,0 +1,2 @@
+def why_not(ops):
+    return "is not written"
