@@ -24,3 +24,8 @@ class TestXla(Cases, Hazards, Float64):
 class TestTpu(Cases, Hazards):
     backend = "tpu"
     interpret = True
+
+
+class TestGpu(Cases, Hazards):
+    backend = "gpu"
+    interpret = True
