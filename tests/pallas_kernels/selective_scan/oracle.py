@@ -25,22 +25,17 @@ def operands(B, T, C, N, *, seed=0) -> dict:
 
 
 def cotangents(B, T, C, N, *, seed=1):
-    """Those of y and of h_T."""
+    """Those of y and of h_T, by the names that `gradients` gives them."""
     rng = np.random.default_rng(seed)
-    return rng.normal(size=(B, T, C)), rng.normal(size=(B, C, N))
+    return {"dy": rng.normal(size=(B, T, C)), "dlast": rng.normal(size=(B, C, N))}
 
 
 def options(ops: dict) -> dict:
-    """The operands with absent options replaced by what they stand for, and whether each gate is there."""
+    """The operands, absent ones replaced by what they stand for; z stays None."""
     (B, T, C), N = ops["u"].shape, ops["A"].shape[1]
-    full = {name: ops.get(name) for name in (*FLOATS, "valid", "reset")}
-    plain = {
-        "D": np.zeros(C),
-        "h0": np.zeros((B, C, N)),
-        "valid": np.ones((B, T), bool),
-        "reset": np.zeros((B, T), bool),
-    }
-    return {name: plain[name] if x is None and name in plain else x for name, x in full.items()}
+    neutral = dict(D=np.zeros(C), h0=np.zeros((B, C, N)), valid=np.ones((B, T), bool), reset=np.zeros((B, T), bool))
+    given = {name: x for name, x in ops.items() if x is not None}
+    return {"z": None} | neutral | given
 
 
 def silu(z):
@@ -103,12 +98,10 @@ def gradients(ops: dict, dy, dlast) -> dict:
     return {name: out[name] for name in FLOATS if ops.get(name) is not None}
 
 
-def assert_close(got, want, dtype="float32", what="") -> None:
+def assert_close(got, want, dtype="float32", what="", tolerance=None) -> None:
     """|got - want| <= tolerance · max|want| (or both tiny) everywhere; NaN is never close."""
     got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
     assert got.shape == want.shape, f"{what}: got shape {got.shape}, expected {want.shape}"
     assert np.isfinite(want).all(), f"{what}: the reference itself is not finite"
-    scale = np.abs(want).max(initial=0)
-    np.testing.assert_allclose(
-        got, want, rtol=0, atol=max(TOLERANCE[dtype] * scale, UNDERFLOW), err_msg=f"{what} in {dtype}"
-    )
+    atol = max((tolerance or TOLERANCE[dtype]) * np.abs(want).max(initial=0), UNDERFLOW)
+    np.testing.assert_allclose(got, want, rtol=0, atol=atol, err_msg=f"{what} in {dtype}")

@@ -12,19 +12,19 @@ def test_oracle_gradients_are_the_slopes_of_its_values(absent):
     ops["valid"][0, [0, 3]] = False
     ops["reset"][1, 2] = ops["reset"][0, 3] = True
     ops = {name: None if name in absent else x for name, x in ops.items()}
-    dy, dlast = oracle.cotangents(2, 5, 2, 3)
+    ends = oracle.cotangents(2, 5, 2, 3)
 
     def loss(moved):
         y, last = oracle.value(moved)
-        return np.sum(y * dy) + np.sum(last * dlast)
+        return np.sum(y * ends["dy"]) + np.sum(last * ends["dlast"])
 
-    for name, grad in oracle.gradients(ops, dy, dlast).items():
+    for name, grad in oracle.gradients(ops, **ends).items():
         slope = np.zeros_like(grad)
         for i in np.ndindex(grad.shape):
-            ends = []
+            sides = []
             for step in (1e-6, -1e-6):
                 moved = dict(ops, **{name: ops[name].copy()})
                 moved[name][i] += step
-                ends.append(loss(moved))
-            slope[i] = (ends[0] - ends[1]) / 2e-6
+                sides.append(loss(moved))
+            slope[i] = (sides[0] - sides[1]) / 2e-6
         np.testing.assert_allclose(grad, slope, rtol=1e-7, atol=1e-8, err_msg=name)
