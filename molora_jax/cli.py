@@ -1,5 +1,6 @@
 """What every command-line program does the same way."""
 
+import logging
 import sys
 from collections.abc import Callable
 
@@ -10,6 +11,8 @@ from molora_jax.config import UserError
 
 def run(main: Callable[[], None]) -> None:
     """Parses the flags and calls `main`; a `UserError` ends the program with its one line and exit code 2."""
+
+    logging.getLogger("jax").setLevel(logging.WARNING)  # absl would show jax's search for every kind of accelerator
 
     def guarded(argv: list[str]) -> None:
         try:

@@ -99,7 +99,7 @@ class ModelConfig:
 
     @property
     def kv_width(self) -> int:
-        """Columns of one row of the KV table, K·d."""
+        """Width of all keys, or all values, of a token: K·d."""
         return self.kv_heads * self.head_width
 
     @property

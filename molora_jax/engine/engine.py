@@ -1,11 +1,13 @@
 """Continuous batching of one model: requests come in, blocks of tokens go out."""
 
 import collections
+import concurrent.futures
 import dataclasses
 import functools
 import itertools
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -72,10 +74,12 @@ class Engine:
         """Whether any request waits or runs."""
         return bool(self._waiting or self._running)
 
-    def warm_up(self, progress: Callable[[Sequence[Bucket]], Sequence[Bucket]] = lambda buckets: buckets) -> None:
-        """Compiles every program; `progress` may wrap the list of buckets to show how far it is (tqdm does)."""
-        for bucket in progress((*self.decode, *self.prefill)):
-            self._program(bucket)
+    def warm_up(self, progress: Callable[..., Iterable] = lambda programs, **_: programs) -> None:
+        """Compiles every program, on all cores; `progress` may wrap the iteration to show how far it is (tqdm does)."""
+        buckets = (*self.decode, *self.prefill)
+        with concurrent.futures.ThreadPoolExecutor(min(os.cpu_count() or 1, len(buckets))) as pool:
+            for _ in progress(pool.map(self._program, buckets), total=len(buckets)):
+                pass
 
     def submit(self, request: Request) -> int:
         """Queues a request; its number comes back in the events of `step`.

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from molora_jax.config import ModelConfig
 from molora_jax.engine.buckets import Bucket
-from molora_jax.engine.sampling import any_wanted, log_prob, sample
+from molora_jax.engine.sampling import log_prob, only_if, sample
 from molora_jax.engine.table import Memory, RequestTable
 from molora_jax.models import transformer
 from molora_jax.nn.layout import NOWHERE, ragged
@@ -71,7 +71,8 @@ def _commit(table: RequestTable, rows: Int[Array, "B"], scores: Float[Array, "B 
     length = table.length[slot]
     token = sample(scores, jax.tree.map(lambda leaf: leaf[slot], table.sampling), length)
     wanted = table.wants_logprobs[slot] & ready
-    logprob = any_wanted(wanted, lambda: log_prob(scores, token), jnp.zeros(rows.shape, scores.dtype))
+    zeros = jnp.zeros(rows.shape, scores.dtype)
+    logprob = only_if(jnp.any(wanted), lambda s: jnp.where(wanted, log_prob(s, token), zeros), zeros, scores)
     ended = jnp.any(token[:, None] == table.stops[slot], axis=-1) | (length + 1 >= table.limit[slot])
     to = jnp.where(ready, _to(rows), NOWHERE)
     return dataclasses.replace(

@@ -72,8 +72,8 @@ class PagePool:
             self._digest[page] = digest
 
     def release(self, pages: Sequence[int]) -> None:
-        """Gives up one user's part in `pages`."""
-        for page in pages:
+        """Gives up one user's part in `pages`; a prefix will be forgotten from its end."""
+        for page in reversed(pages):
             self._users[page] -= 1
             if self._users[page]:
                 continue

@@ -67,24 +67,31 @@ class Slots:
         if hit < len(sharable) and sharable[hit] in self._coming:
             return None
         total = -(-limit // self.page_size)
-        needs = [self._own(kind, total - hit) for kind in range(len(self.pools))]
-        held = [pool.share(sharable[:hit]) for pool in self.pools]
-        if any(pool.available < need for pool, need in zip(self.pools, needs, strict=True)):
-            for pool, pages in zip(self.pools, held, strict=True):
-                pool.release(pages)
+        held = self._hold(sharable[:hit], total)
+        if held is None and hit:  # a ring takes no fewer pages for what is shared: it may fit without
+            hit, held = 0, self._hold([], total)
+        if held is None:
             return None
         self.looked_up += len(sharable)
         self.hits += hit
         tables, publishable = np.zeros((len(self.pools), self.width), np.int32), []
-        for kind, (pool, need) in enumerate(zip(self.pools, needs, strict=True)):
-            own = pool.take(need)
-            held[kind] += own
-            tables[kind, :hit] = held[kind][:hit]
-            tables[kind, hit:total] = np.resize(own, total - hit)
-            publishable.append(total if need == total - hit else hit)
+        for kind, pages in enumerate(held):
+            tables[kind, :hit] = pages[:hit]
+            tables[kind, hit:total] = np.resize(pages[hit:], total - hit)
+            publishable.append(total if len(pages) == total else hit)
         lease = Lease(self._free.pop(), hit * self.page_size, tables, held, publishable, chain)
         self._coming.update(sharable[hit : min(publishable)])
         return lease
+
+    def _hold(self, shared: Sequence[Digest], total: int) -> list[list[int]] | None:
+        """Per kind, the `shared` pages and those that a request of `total` pages writes; None if too few are left."""
+        needs = [self._own(kind, total - len(shared)) for kind in range(len(self.pools))]
+        held = [pool.share(shared) for pool in self.pools]
+        if all(pool.available >= need for pool, need in zip(self.pools, needs, strict=True)):
+            return [pages + pool.take(need) for pool, pages, need in zip(self.pools, held, needs, strict=True)]
+        for pool, pages in zip(self.pools, held, strict=True):
+            pool.release(pages)
+        return None
 
     def _own(self, kind: int, pages: int) -> int:
         ring = self._rings[kind]

@@ -40,6 +40,6 @@ def kv_rows(cfg: ModelConfig, pages: tuple[int, ...], page_size: int) -> int:
 
 
 def new_state(cfg: ModelConfig, *, pages: tuple[int, ...], page_size: int, dtype=jnp.float32) -> DecodeState:
-    """A zeroed state with `pages[k]` pages for every layer of kind k; 2·rows·K·d numbers."""
-    shape = (kv_rows(cfg, pages, page_size), cfg.kv_width)
-    return DecodeState(KVTable(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)), pages, page_size)
+    """A zeroed state with `pages[k]` pages for every layer of kind k."""
+    shape = (kv_rows(cfg, pages, page_size), 2 * cfg.kv_width)
+    return DecodeState(KVTable(jnp.zeros(shape, dtype)), pages, page_size)

@@ -5,12 +5,13 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from molora_jax.config import ModelConfig
 from molora_jax.models.state import DecodeState
 from molora_jax.nn import attention, mlp, rope
-from molora_jax.nn.layout import Dense, Layout
+from molora_jax.nn.layout import Dense, Layout, dense
 from molora_jax.nn.linear import Linear, linear
 from molora_jax.nn.norm import RMSNorm, rms_norm
 from molora_jax.typing import Array, Float, Int, Params
@@ -27,7 +28,7 @@ class Attention(nnx.Module):
         self.v_proj = Linear(cfg.width, kv, axes=("kv_heads", "embed"), bias=cfg.qkv_bias, **kw)
         self.o_proj = Linear(q, cfg.width, axes=("embed", "heads"), bias=cfg.o_bias, **kw)
         if cfg.qk_norm:
-            norm = dict(eps=cfg.norm_eps, offset=cfg.norm_offset, stack=stack, dtype=dtype)
+            norm = dict(offset=cfg.norm_offset, stack=stack, dtype=dtype)
             self.q_norm = RMSNorm(cfg.head_width, **norm)
             self.k_norm = RMSNorm(cfg.head_width, **norm)
 
@@ -46,7 +47,7 @@ class Layers(nnx.Module):
     """Declares L pre-norm blocks, every leaf with a leading layer axis."""
 
     def __init__(self, cfg: ModelConfig, *, rngs: nnx.Rngs, dtype):
-        norm = dict(eps=cfg.norm_eps, offset=cfg.norm_offset, stack=(cfg.layers,), dtype=dtype)
+        norm = dict(offset=cfg.norm_offset, stack=(cfg.layers,), dtype=dtype)
         self.attn_norm = RMSNorm(cfg.width, **norm)
         self.attn = Attention(cfg, rngs=rngs, dtype=dtype)
         self.mlp_norm = RMSNorm(cfg.width, **norm)
@@ -63,9 +64,15 @@ class Transformer(nnx.Module):
         self.cfg = cfg
         self.embed = Linear(cfg.width, cfg.vocab, axes=("vocab", "embed"), rngs=rngs, dtype=dtype)
         self.layers = Layers(cfg, rngs=rngs, dtype=dtype)
-        self.norm = RMSNorm(cfg.width, eps=cfg.norm_eps, offset=cfg.norm_offset, dtype=dtype)
+        self.norm = RMSNorm(cfg.width, offset=cfg.norm_offset, dtype=dtype)
         if not cfg.tied:
             self.head = Linear(cfg.width, cfg.vocab, axes=("vocab", "embed"), rngs=rngs, dtype=dtype)
+
+    def __call__(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T V"]:
+        """Logits of whole rows, for a notebook; programs use `split` and `apply`."""
+        _, params = split(self)
+        out = apply(self.cfg, params, tokens.reshape(-1), dense(*tokens.shape))
+        return logits(self.cfg, params, out.hidden).reshape(*tokens.shape, -1)
 
 
 def split(model: nnx.Module) -> tuple[nnx.GraphDef, Params]:
@@ -116,18 +123,19 @@ class Output:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Place:
-    """What tells one layer from another, besides its weights: static when unrolled, scanned over when stacked."""
+    """What tells one layer from another, besides its weights."""
 
-    kind: Int[Array, ""] | int  # page table it uses
-    base: Int[Array, ""] | int  # first row of its share of the KV table
-    window: Int[Array, ""] | int
-    rotation: Int[Array, ""] | int  # rotary embedding it uses
+    kind: Int[Array, ""]  # page table it uses
+    base: Int[Array, ""]  # first row of its share of the KV table
+    window: Int[Array, ""]
+    rotation: Int[Array, ""]  # rotary embedding it uses
 
 
 def _places(cfg: ModelConfig, state: DecodeState | None) -> list[_Place]:
     bases = state.bases(cfg) if state is not None else (0,) * cfg.layers
     rotations = [int(window > 0 and cfg.local_rope is not None) for window in cfg.windows]
-    return [_Place(*place) for place in zip(cfg.kind_of_layer, bases, cfg.windows, rotations, strict=True)]
+    columns = np.array([cfg.kind_of_layer, bases, cfg.windows, rotations], np.int32)
+    return [_Place(*column) for column in columns.T]
 
 
 def apply(
@@ -148,7 +156,7 @@ def apply(
       layers: run only the first so many, without the final norm.
       taps: `"hidden"` returns the residual stream after every layer, [layers, N, D].
     """
-    x = params["embed"]["weight"][tokens]
+    x = params["embed"]["weight"][tokens].T
     x = x * jnp.asarray(cfg.embed_scale, x.dtype)
     places = _places(cfg, state)[:layers]
     block = functools.partial(_block, cfg, layout, _rotations(cfg, layout, x.dtype))
@@ -165,29 +173,30 @@ def apply(
             return carry, carry[0] if "hidden" in taps else None
 
         stack = jax.tree.map(lambda w: w[:layers], params["layers"])
-        (x, state), hidden = jax.lax.scan(step, (x, state), (stack, jax.tree.map(lambda *v: jnp.array(v), *places)))
+        (x, state), hidden = jax.lax.scan(step, (x, state), (stack, jax.tree.map(lambda *v: np.stack(v), *places)))
     if layers is None:
         x = rms_norm(x, params["norm"]["weight"], eps=cfg.norm_eps, offset=cfg.norm_offset)
-    return Output(x, state, {"hidden": hidden} if "hidden" in taps else {})
+    return Output(x.T, state, {"hidden": hidden.mT} if "hidden" in taps else {})
 
 
 def logits(cfg: ModelConfig, params: Params, hidden: Float[Array, "N D"]) -> Float[Array, "N V"]:
     """Next-token scores in fp32 (or wider), for the rows that need them."""
     head = params["embed"] if cfg.tied else params["head"]
     wide = jnp.promote_types(hidden.dtype, jnp.float32)
-    return linear(hidden, head["weight"], out_dtype=wide)
+    return linear(hidden.T, head["weight"], out_dtype=wide).T
 
 
 def _rotations(cfg: ModelConfig, layout: Layout, dtype) -> tuple[Array, Array]:
-    """cos and sin of the tokens' angles under each of the model's rotary embeddings: [ropes, N, d/2]."""
+    """cos and sin of the tokens' angles under each of the model's rotary embeddings: [ropes, d/2, N]."""
     ropes = [cfg.rope] if cfg.local_rope is None else [cfg.rope, cfg.local_rope]
     freqs = jnp.stack([jnp.asarray(rope.frequencies(r, cfg.head_width)) for r in ropes])
     wide = jnp.promote_types(dtype, jnp.float32)
     return jax.vmap(lambda freq: rope.rotation(freq, layout.token_positions, wide))(freqs)
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def _block(cfg, layout, rotations, weights, place, x, state):
-    """One pre-norm layer on the residual stream x: [N, D]."""
+    """One pre-norm layer on the residual stream x: [D, N]. A jit of its own: unrolled layers are traced once."""
     norm = functools.partial(rms_norm, eps=cfg.norm_eps, offset=cfg.norm_offset)
     out, state = _attention(
         cfg, layout, rotations, weights["attn"], place, norm(x, weights["attn_norm"]["weight"]), state
@@ -199,7 +208,7 @@ def _block(cfg, layout, rotations, weights, place, x, state):
 
 @jax.named_scope("attention")
 def _attention(cfg, layout, rotations, weights, place, x, state):
-    heads = lambda y: y.reshape(y.shape[0], -1, cfg.head_width)
+    heads = lambda y: y.reshape(-1, cfg.head_width, y.shape[-1])
     q, k, v = (heads(_project(weights[name], x)) for name in ("q_proj", "k_proj", "v_proj"))
     if cfg.qk_norm:
         q = rms_norm(q, weights["q_norm"]["weight"], eps=cfg.norm_eps, offset=cfg.norm_offset)
@@ -213,7 +222,7 @@ def _attention(cfg, layout, rotations, weights, place, x, state):
         at = dict(kind=place.kind, base=place.base)
         state = dataclasses.replace(state, kv=attention.write_kv(state.kv, k, v, layout, **at))
         out = attention.paged_attention(q, state.kv, layout, **at, **how)
-    return _project(weights["o_proj"], out.reshape(out.shape[0], -1)), state
+    return _project(weights["o_proj"], out.reshape(-1, out.shape[-1])), state
 
 
 @jax.named_scope("mlp")
@@ -222,5 +231,5 @@ def _mlp(cfg, weights, x):
     return _project(weights["down_proj"], mlp.gate(gate, up, cfg.activation))
 
 
-def _project(weights: Params, x: Float[Array, "N D"]) -> Float[Array, "N F"]:
+def _project(weights: Params, x: Float[Array, "D N"]) -> Float[Array, "F N"]:
     return linear(x, weights["weight"], weights.get("bias"))

@@ -27,13 +27,12 @@ def frequencies(rope: Rope, head_width: int) -> np.ndarray:
 
 
 def rotation(freq: Float[Array, "half"], positions: Int[Array, "N"], dtype) -> tuple[Array, Array]:
-    """cos and sin of every token's angles, each [N, d/2]; angles are taken in fp32 (or wider)."""
-    angles = positions[:, None].astype(dtype) * jnp.asarray(freq, dtype)
+    """cos and sin of every token's angles, each [d/2, N]; angles are taken in `dtype`, fp32 or wider."""
+    angles = jnp.asarray(freq, dtype)[:, None] * positions.astype(dtype)
     return jnp.cos(angles), jnp.sin(angles)
 
 
-def rotate(x: Float[Array, "N H d"], cos: Float[Array, "N half"], sin: Float[Array, "N half"]):
-    """Turns feature i together with feature i + d/2, as HF's weights expect: [N, H, d]."""
-    first, second = jnp.split(x.astype(cos.dtype), 2, axis=-1)
-    cos, sin = cos[:, None], sin[:, None]
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+def rotate(x: Float[Array, "H d N"], cos: Float[Array, "half N"], sin: Float[Array, "half N"]) -> Float[Array, "H d N"]:
+    """Turns feature i together with feature i + d/2, as HF's weights expect."""
+    first, second = jnp.split(x.astype(cos.dtype), 2, axis=-2)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-2).astype(x.dtype)

@@ -1,0 +1,142 @@
+"""The one form of every benchmark: interleaved runs, minimum and median, table, JSON file, plot, SUMMARY line."""
+
+import dataclasses
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+RESULTS = pathlib.Path("results/bench")
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """Seconds that one candidate took in each of its runs."""
+
+    runs: tuple[float, ...]
+
+    @property
+    def min(self) -> float:
+        return min(self.runs)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.runs)
+
+
+def interleave(candidates: Mapping[str, Callable[[], float | None]], repeats: int, *, rest: float = 0.0):
+    """Runs all candidates once to warm up, then in turn `repeats` times: name to `Timing`.
+
+    A candidate returns the seconds that count, or None: then all of the call counts. `rest` seconds of sleep after each
+    call let the worker threads of one library stop spinning before the next one is timed.
+    """
+    runs = {name: [] for name in candidates}
+    for turn in range(-1, repeats):
+        for name, candidate in candidates.items():
+            begun = time.perf_counter()
+            seconds = candidate()
+            took = time.perf_counter() - begun if seconds is None else seconds
+            if turn >= 0:
+                runs[name].append(took)
+            time.sleep(rest)
+    return {name: Timing(tuple(times)) for name, times in runs.items()}
+
+
+def machine() -> dict[str, Any]:
+    """What the figures depend on: processor, cores, load, versions."""
+    versions = {}
+    for package in ("jax", "jaxlib", "flax", "numpy", "torch", "transformers", "peft"):
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return dict(
+        processor=_processor(),
+        cores=os.cpu_count(),
+        device=jax.devices()[0].device_kind,
+        python=platform.python_version(),
+        versions=versions,
+        load=os.getloadavg(),
+    )
+
+
+def _processor() -> str:
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor()
+    )
+
+
+class Bench:
+    """Collects the rows of one benchmark and writes them in the common form.
+
+    Attributes:
+      name: of the files under `results/bench`.
+      rows: one dict a line of the table; all numbers that were measured.
+    """
+
+    def __init__(self, name: str):
+        self.name = name
+        self.rows: list[dict[str, Any]] = []
+        self._load = os.getloadavg()
+        self._module = sys.modules["__main__"].__spec__
+
+    def add(self, **row: Any) -> None:
+        """Adds a row and prints it at once."""
+        self.rows.append(row)
+        print("  ".join(f"{key}={_short(value)}" for key, value in row.items()), flush=True)
+
+    def finish(self, summary: Mapping[str, float], plot: Callable[[Any], None] | None = None) -> None:
+        """Prints the machine and the SUMMARY line, and writes NAME.json and NAME.png; `plot` draws on pyplot axes."""
+        facts = machine() | dict(load_at_start=self._load, command=self._command(), commit=_commit())
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(dict(machine=facts, summary=dict(summary), rows=self.rows), indent=1)
+        (RESULTS / f"{self.name}.json").write_text(text + "\n")
+        if plot is not None:
+            _draw(RESULTS / f"{self.name}.png", plot)
+        load = " ".join(f"{value:.2f}" for value in facts["load"])
+        versions = " ".join(f"{k} {v}" for k, v in facts["versions"].items())
+        print(f"{facts['processor']}, {facts['cores']} cores, load {load}; python {facts['python']} {versions}")
+        print("SUMMARY " + " ".join(f"{key}={_short(value)}" for key, value in summary.items()), flush=True)
+
+    def _command(self) -> str:
+        module = self._module.name if self._module else sys.argv[0]
+        return " ".join(["python -m", module, *sys.argv[1:]])
+
+
+def _draw(path: pathlib.Path, plot: Callable[[Any], None]) -> None:
+    try:
+        import matplotlib
+    except ImportError:
+        print(f"{path}: not drawn, matplotlib is not installed: pip install 'molora_jax[bench]'")
+        return
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
+    plot(axes)
+    figure.savefig(path, dpi=120)
+
+
+def _commit() -> str:
+    try:
+        done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return done.stdout.strip()
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
