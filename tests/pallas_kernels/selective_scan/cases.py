@@ -13,21 +13,18 @@ from tests.pallas_kernels.selective_scan.run import LONG, MEDIUM, Core, rounded,
 
 
 class Lengths(Core):
-    @pytest.mark.parametrize("length", [3, 127, 128])
-    def test_length(self, length):
-        self.check(oracle.operands(2, length, 5, 3))
+    @pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (2, 3, 5, 3), (2, 127, 5, 3), (2, 128, 5, 3)])
+    def test_short_rows_and_whole_chunks(self, sizes):
+        self.check(oracle.operands(*sizes))
 
 
 class Shapes(Core):
-    @pytest.mark.parametrize("sizes", [(1, 1, 1, 1), MEDIUM, LONG, (3, 9, 130, 17)])
+    @pytest.mark.parametrize("sizes", [MEDIUM, LONG, (3, 9, 130, 17)])
     def test_sizes(self, sizes):
         self.check(oracle.operands(*sizes))
 
     def test_bfloat16_operands_keep_a_float32_state(self):
         self.check(oracle.operands(2, 18, 5, 3), "bfloat16")
-
-    def test_options_may_be_absent(self):
-        self.check(oracle.operands(2, 18, 5, 3) | dict.fromkeys(("D", "z", "h0", "valid", "reset")))
 
     def test_no_tokens_return_the_state(self):
         _, grads = self.check(oracle.operands(2, 0, 5, 3))
@@ -39,10 +36,6 @@ class Shapes(Core):
 
 
 class States(Core):
-    @pytest.mark.parametrize("cut", [0, 1, 2, 3, 4])
-    def test_prefill_in_two_parts_equals_one(self, cut):
-        self.check_parts([0, cut, 4])
-
     def test_prefill_in_parts_around_a_chunk_equals_one(self):
         self.check_parts([0, 129, 130, 197, 200])
 
@@ -59,6 +52,17 @@ class States(Core):
         low, _ = rounded(oracle.operands(*MEDIUM), "float32")
         ends = {name: np.float32(x) for name, x in oracle.cotangents(*MEDIUM).items()}
         jax.tree.map(np.testing.assert_array_equal, self.run(low, **ends), self.run(low, **ends))
+
+
+class Splits(States):
+    @pytest.mark.parametrize("cut", [0, 1, 2, 3, 4])
+    def test_prefill_in_two_parts_equals_one(self, cut):
+        self.check_parts([0, cut, 4])
+
+
+class Options(Core):
+    def test_options_may_be_absent(self):
+        self.check(oracle.operands(2, 18, 5, 3) | dict.fromkeys(("D", "z", "h0", "valid", "reset")))
 
 
 class Masks(Core):

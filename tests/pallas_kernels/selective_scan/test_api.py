@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from pallas_kernels.common import NotSupported
@@ -53,8 +52,8 @@ def test_kernels_name_what_they_do_not_take(module, sizes, dtype, why):
 
 def test_auto_is_xla_on_a_cpu():
     ops = operands(2, 9, 5, 3)
-    both = [selective_scan(**ops, backend=name) for name in ("auto", "xla")]
-    jax.tree.map(np.testing.assert_array_equal, *both)
+    program = lambda backend: str(jax.make_jaxpr(lambda ops: selective_scan(**ops, backend=backend))(ops))
+    assert program("auto") == program("xla") != program("reference")
 
 
 def test_a_single_token_is_no_loop():
@@ -65,12 +64,6 @@ def test_a_single_token_is_no_loop():
 
 def test_the_backward_keeps_no_state_of_every_token():
     run = jax.jit(value_and_gradients, static_argnames=("backend", "interpret"))
+    lowered = run.lower(*shapes(specs.CPU["gate"]), backend="xla", interpret=False)
     B, T, C, N = specs.CPU["gate"].sizes
-
-    def temporary(backend):
-        lowered = run.lower(*shapes(specs.CPU["gate"]), backend=backend, interpret=False)
-        return lowered.compile().memory_analysis().temp_size_in_bytes
-
-    states = 4 * B * T * C * N
-    assert temporary("reference") > states
-    assert temporary("xla") < states / 1.5
+    assert lowered.compile().memory_analysis().temp_size_in_bytes < 4 * B * T * C * N / 1.5

@@ -4,7 +4,16 @@ import pytest
 
 from pallas_kernels.selective_scan import tpu_kernel
 from tests.pallas_kernels.selective_scan import oracle
-from tests.pallas_kernels.selective_scan.cases import Lengths, Masks, Remat, Shapes, States, Vmap
+from tests.pallas_kernels.selective_scan.cases import (
+    Lengths,
+    Masks,
+    Options,
+    Remat,
+    Shapes,
+    Splits,
+    States,
+    Vmap,
+)
 from tests.pallas_kernels.selective_scan.hazards import Hazards
 from tests.pallas_kernels.selective_scan.run import MEDIUM, Core
 
@@ -14,16 +23,16 @@ class Float64(Core):
         self.check(oracle.operands(*MEDIUM), "float64")
 
 
-class TestReference(Masks, Hazards, Float64):
+class TestReference(Options, Masks, Hazards, Float64):
     backend = "reference"
 
 
-class TestXla(Shapes, Lengths, States, Masks, Hazards, Vmap, Remat, Float64):
+class TestXla(Shapes, Lengths, Splits, Options, Masks, Hazards, Vmap, Remat, Float64):
     backend = "xla"
 
 
 class Tpu(Core):
-    """Token by token: the interpreter compiles every token of an unrolled group, and one group tells enough."""
+    """Token by token, as every token of an unrolled group is compiled; test_tpu_memory.py runs whole groups."""
 
     backend = "tpu"
     interpret = True
@@ -40,16 +49,6 @@ class TestTpu(Tpu, Shapes, States, Masks, Hazards, Vmap):
 @pytest.mark.slow
 class TestTpuLengths(Tpu, Lengths):
     pass
-
-
-class TestTpuGroups(Core):
-    backend = "tpu"
-    interpret = True
-
-    def test_groups_of_tokens(self):
-        ops = oracle.operands(1, 130, 5, 4)
-        ops["reset"][:, [5, 66]] = True
-        self.check(ops)
 
 
 class TestGpu(Shapes, States, Masks, Hazards, Vmap):

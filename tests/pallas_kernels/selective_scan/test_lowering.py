@@ -14,6 +14,7 @@ TARGETS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
 @pytest.mark.parametrize("name", ["tiny", "block_256", "block_256_bf16", "segments"])
 @pytest.mark.parametrize("platform", TARGETS)
 def test_lowers_to_two_kernels(platform, name):

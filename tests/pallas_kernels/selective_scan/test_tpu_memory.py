@@ -7,15 +7,16 @@ from pallas_kernels.selective_scan import tpu, tpu_kernel
 from tests.pallas_kernels.selective_scan import oracle
 from tests.pallas_kernels.selective_scan.run import rounded, value_and_gradients
 
-SIZES = (1, 10, 130, 3)
+SIZES = (1, 7, 130, 3)
 
 
 def test_every_chunk_reads_only_what_was_written_before(monkeypatch, capfd):
-    """Two chunks, two blocks of channels; a NaN from VMEM that nobody wrote would reach a result."""
-    monkeypatch.setattr(tpu, "CHUNK", tpu_kernel.GROUP)
+    """Two chunks of one group each, two blocks of channels; a NaN from VMEM that nobody wrote would reach a result."""
+    monkeypatch.setattr(tpu_kernel, "GROUP", 4)
+    monkeypatch.setattr(tpu, "CHUNK", 4)
     monkeypatch.setattr(tpu, "STATES_BYTES", 0)
     ops = oracle.operands(*SIZES)
-    ops["reset"][:, 4] = True
+    ops["reset"][:, 2] = True
     ends = oracle.cotangents(*SIZES)
     low, low_ends = rounded(ops, "float32")[0], rounded(ends, "float32")[0]
     interpret = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan", out_of_bounds_reads="raise")
