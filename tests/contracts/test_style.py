@@ -19,12 +19,19 @@ def test_a_file_fits_in_the_head(path):
     assert lines(path) <= most, "split it by noun"
 
 
+def code_lines(function: ast.FunctionDef) -> int:
+    """Lines of a function without its docstring, which is as long as the contract needs."""
+    first = function.body[0]
+    is_docstring = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
+    docstring = first.end_lineno - first.lineno + 1 if is_docstring else 0
+    return function.end_lineno - function.lineno + 1 - docstring
+
+
 @pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_function_is_one_thought(path):
     tree = ast.parse(path.read_text())
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    long = {f.name: f.end_lineno - f.lineno + 1 for f in functions if f.end_lineno - f.lineno + 1 > 60}
-    assert not long
+    assert not {f.name: code_lines(f) for f in functions if code_lines(f) > 60}
 
 
 @pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
