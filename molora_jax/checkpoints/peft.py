@@ -4,7 +4,7 @@ import dataclasses
 import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import safetensors
@@ -22,12 +22,21 @@ WEIGHTS = "adapter_model.safetensors"
 Allowance = Literal["missing", "unused", "targets", "patterns", "config", "nonfinite"]
 
 
+class Site(NamedTuple):
+    """What a report says of one adapted module."""
+
+    rank: int
+    alpha: float
+    scale: float
+    dtype: str
+
+
 @dataclasses.dataclass(frozen=True)
 class Report:
     """What `load` did with a folder; `str()` of it is a table to show.
 
     Attributes:
-      sites: name of each adapted module with its rank, α, scale and dtype.
+      sites: the adapted modules, by their name in transformers.
       whole: names of the tensors that replace the base's (`modules_to_save`, saved embeddings, trained biases).
       missing, unused: names of tensors that the config asks for, and that the file holds besides; both are empty unless
         they were allowed.
@@ -35,7 +44,7 @@ class Report:
     """
 
     folder: str
-    sites: dict[str, tuple[int, float, float, str]]
+    sites: dict[str, Site]
     whole: tuple[str, ...]
     missing: tuple[str, ...]
     unused: tuple[str, ...]
@@ -44,8 +53,9 @@ class Report:
     def __str__(self) -> str:
         width = max(map(len, self.sites), default=0)
         lines = [f"{self.folder}: {len(self.sites)} modules adapted, {len(self.whole)} tensors replaced"]
-        for name, (rank, alpha, scale, dtype) in self.sites.items():
-            lines.append(f"  {name:{width}}  rank {rank:<4} alpha {alpha:<6g} scale {scale:<8.4g} {dtype}")
+        for name, site in self.sites.items():
+            numbers = f"rank {site.rank:<4} alpha {site.alpha:<6g} scale {site.scale:<8.4g} {site.dtype}"
+            lines.append(f"  {name:{width}}  {numbers}")
         for title in ("whole", "missing", "unused", "notes"):
             lines += [f"  {title}: {line}" for line in getattr(self, title)]
         return "\n".join(lines)
@@ -192,7 +202,7 @@ def _report(folder: Path, index: Index, plan: Plan, known: Mapping[str, Module],
     sites = {}
     for key in plan.sites:
         weights = adapter.sites[known[key].path][known[key].layer]
-        sites[known[key].name] = (weights.rank, weights.alpha, weights.scale, weights.a.dtype.name)
+        sites[known[key].name] = Site(weights.rank, weights.alpha, weights.scale, weights.a.dtype.name)
     if index.repaired:
         notes = [f"{WEIGHTS}: names begin with {index.prefix!r}, which PEFT would overlook", *notes]
     whole = (*plan.full.values(), *plan.base.values())
