@@ -71,7 +71,7 @@ class _Problems:
 
     def __call__(self, kind: str, line: str) -> None:
         if kind not in self.allow:
-            raise UserError(f"{line} (allow={{{kind!r}}} loads it without)")
+            raise UserError(f"{line} (allow={{{kind!r}}} tolerates it)")
         self.notes.append(line)
 
 
