@@ -28,15 +28,13 @@ def value(ops, *, backend, interpret):
 
 
 def jitted(fn):
-    """fn(…, interpret=…), compiled; an interpreted kernel without LLVM's optimisation, which takes half its time."""
+    """fn compiled without LLVM's optimisation, which takes half the time of the tests, and with it."""
     static = dict(static_argnames=("backend", "interpret"))
-    slow = jax.jit(fn, **static, compiler_options={"xla_backend_optimization_level": 0})
-    fast = jax.jit(fn, **static)
-    return lambda *args, interpret, **kw: (slow if interpret else fast)(*args, interpret=interpret, **kw)
+    return jax.jit(fn, **static, compiler_options={"xla_backend_optimization_level": 0}), jax.jit(fn, **static)
 
 
-run_value_and_gradients = jitted(value_and_gradients)
-run_value = jitted(value)
+RUN_VALUE_AND_GRADIENTS = jitted(value_and_gradients)
+RUN_VALUE = jitted(value)
 
 
 def rounded(ops, dtype):
@@ -67,12 +65,15 @@ class Core:
 
     backend: str
     interpret = False
+    optimised = False
 
     def run(self, ops, dy, dlast):
-        return run_value_and_gradients(ops, dy, dlast, backend=self.backend, interpret=self.interpret)
+        run = RUN_VALUE_AND_GRADIENTS[self.optimised]
+        return run(ops, dy, dlast, backend=self.backend, interpret=self.interpret)
 
     def value(self, ops):
-        return run_value(rounded(ops, "float32")[0], backend=self.backend, interpret=self.interpret)
+        run = RUN_VALUE[self.optimised]
+        return run(rounded(ops, "float32")[0], backend=self.backend, interpret=self.interpret)
 
     def check(self, ops, dtype="float32", *, tolerance=None):
         """Value and gradients against the oracle, on operands rounded to `dtype`; returns (y, h_T), gradients."""

@@ -27,8 +27,15 @@ class TestReference(Options, Masks, Hazards, Float64):
     backend = "reference"
 
 
-class TestXla(Shapes, Lengths, Splits, Options, Masks, Hazards, Vmap, Remat, Float64):
+class TestXla(Lengths, Splits, Options, Masks, Vmap, Remat, Float64):
     backend = "xla"
+
+
+class TestXlaOptimised(Shapes, Hazards):
+    """The code that users run."""
+
+    backend = "xla"
+    optimised = True
 
 
 class Tpu(Core):
