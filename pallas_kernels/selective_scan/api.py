@@ -36,7 +36,7 @@ def selective_scan(
     A is expected negative and dt not, so that no factor exceeds 1: then nothing overflows, however large dt or T. The
     state and all sums are fp32, or wider where an operand is; y has the dtype of u and h_T that of the state. Every
     float operand has a gradient, by reverse mode, and h_T passes one back. The backward recomputes states from one
-    kept every 64 or 128 tokens (the reference keeps all). Results of one backend are the same in every run.
+    kept every 32 to 128 tokens (the reference keeps all). Results of one backend are the same in every run.
 
     Args:
       u: [B T C] inputs. T may be 0: then h_T is h0.
