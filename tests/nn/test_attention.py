@@ -153,6 +153,16 @@ def test_paged_attention_sees_pages_as_if_they_were_rows(window, tile, lengths, 
     assert_close(got, batch.want(window))
 
 
+@pytest.mark.parametrize("window", [1, 6, 40])
+def test_the_page_loop_begins_where_the_first_window_does(window):
+    """The first position that anybody sees is the last of the first block, and the first of the second."""
+    for first in (BLOCK - 1, BLOCK):
+        start = first + window - 1
+        batch = Paged((start, start + 30, 0), (2, 1, 0), heads=(4, 2), page=16)
+        got, _ = batch.run(8, 4, window)
+        assert_close(got, batch.want(window))
+
+
 @pytest.mark.parametrize("heads", [(3, 3), (4, 1)])
 def test_paged_attention_groups_heads(heads):
     batch = Paged((2, 70), (3, 5), heads=heads, page=5)
