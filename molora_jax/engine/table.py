@@ -28,6 +28,8 @@ class RequestTable:
       stops: token ids that end a request, padded with -1.
       logprobs: log-probability of each committed token under the model's own distribution, where it was asked for.
       wants_logprobs: whether it was.
+      experts: the adapter of each token, in an engine that has any (`engine.experts`).
+      trace: the experts that each token really used, layer by layer, where they are recorded.
     """
 
     tokens: Int[Array, "S T"]
@@ -38,6 +40,8 @@ class RequestTable:
     stops: Int[Array, "S stops"]
     logprobs: Float[Array, "S T"]
     wants_logprobs: Bool[Array, "S"]
+    experts: Int[Array, "S T"] | None = None
+    trace: Int[Array, "S T K"] | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -56,8 +60,8 @@ class Memory:
     tables: Int[Array, "kinds S P"]
 
 
-def new_table(slots: int, length: int) -> RequestTable:
-    """`slots` free slots for contexts of at most `length` tokens."""
+def new_table(slots: int, length: int, *, experts: bool = False, traced: int = 0) -> RequestTable:
+    """`slots` free slots for contexts of at most `length` tokens; `traced` choices a token are recorded."""
     zeros = lambda *shape, dtype=jnp.int32: jnp.zeros(shape, dtype)
     return RequestTable(
         tokens=zeros(slots, length),
@@ -68,6 +72,8 @@ def new_table(slots: int, length: int) -> RequestTable:
         stops=jnp.full((slots, MAX_STOPS), -1, jnp.int32),
         logprobs=zeros(slots, length, dtype=jnp.float32),
         wants_logprobs=zeros(slots, dtype=bool),
+        experts=zeros(slots, length) if experts else None,
+        trace=zeros(slots, length, traced, dtype=jnp.int16) if traced else None,
     )
 
 
@@ -93,6 +99,7 @@ class Entry:
     wants_logprobs: Bool[Array, ""]
     anchor: Int[Array, ""]
     tables: Int[Array, "kinds P"]
+    experts: Int[Array, "T"] | None = None
 
 
 def enter(memory: Memory, table: RequestTable, slot: Int[Array, ""], entry: Entry) -> tuple[Memory, RequestTable]:
@@ -107,6 +114,8 @@ def enter(memory: Memory, table: RequestTable, slot: Int[Array, ""], entry: Entr
         stops=put(table.stops, entry.stops),
         logprobs=put(table.logprobs, 0.0),
         wants_logprobs=put(table.wants_logprobs, entry.wants_logprobs),
+        experts=None if table.experts is None else put(table.experts, entry.experts),
+        trace=None if table.trace is None else put(table.trace, 0),
     )
     tables = memory.tables.at[:, slot].set(entry.tables)
     return Memory(memory.state, put(memory.anchor, entry.anchor), tables), table

@@ -1,0 +1,203 @@
+"""A bank of experts on the device: one slot each, the same low-rank shapes for all, and applying them."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from molora_jax.adapters.route import LAYER, Choice, Route
+from molora_jax.config import UserError
+from molora_jax.nn.layout import Layout
+from molora_jax.nn.linear import linear
+from molora_jax.typing import Array, Bool, Float, Int
+from pallas_kernels.routed_lora import routed_lora
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """The experts of one projection. A slot whose expert leaves it alone, or that is empty, holds zeros.
+
+    Attributes:
+      a: [E R D]; experts of lower rank fill up with zeros.
+      b: [E R F], rank before width: the layout that no platform pads or copies.
+      scale: α/R or α/√R of each expert.
+      bias: the experts' own (PEFT's `lora_bias`), where the bank has room for them.
+      growth: m/‖W + s·B A‖ of each expert's DoRA, 1 without one (Liu et al. 2024, eq. 5).
+    """
+
+    a: Float[Array, "*L E R D"]
+    b: Float[Array, "*L E R F"]
+    scale: Float[Array, "*L E"]
+    bias: Float[Array, "*L E F"] | None = None
+    growth: Float[Array, "*L E F"] | None = None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Whole:
+    """A parameter that some experts replace as a whole (PEFT's `modules_to_save`).
+
+    Attributes:
+      values: of each expert.
+      used: which experts have one; the others use the base's.
+    """
+
+    values: Float[Array, "E V D"]
+    used: Bool[Array, "E"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Bank:
+    """E slots of experts; made by `adapters.spec.new_bank`, filled by `adapters.library`.
+
+    Attributes:
+      layers: as the model's: a dict of stacks, or a list of dicts; {"attn": {"q_proj": Site}, "mlp": …}.
+      ends: "embed" and "head", where experts adapt them.
+      whole: "embed" and "head", where experts replace them.
+    """
+
+    layers: dict[str, dict[str, Site]] | list[dict[str, dict[str, Site]]]
+    ends: dict[str, Site] = dataclasses.field(default_factory=dict)
+    whole: dict[str, Whole] = dataclasses.field(default_factory=dict)
+
+    @property
+    def stacked(self) -> bool:
+        return isinstance(self.layers, dict)
+
+    def at(self, layer: int) -> dict[str, dict[str, Site]]:
+        """The sites of one layer."""
+        return jax.tree.map(lambda leaf: leaf[layer], self.layers) if self.stacked else self.layers[layer]
+
+
+def adapt(y: Float[Array, "F N"], x: Float[Array, "D N"], site: Site, choice: Choice) -> Float[Array, "F N"]:
+    """growth ⊙ (y + Δ(x)): what a projection y = W x becomes, before its bias; columns, as in the decoder.
+
+    Δ(x) = g · s_e · (B_e A_e x + bias_e) of the chosen expert, or the mixture Σ_e w_e Δ_e(x). A token without an
+    expert keeps y to the bit.
+    """
+    y = y + update(x, site, choice)
+    if site.growth is None:
+        return y
+    if choice.ids is None:
+        raise UserError("route: got weights for a bank with DoRA, expected ids: its norm belongs to one expert alone")
+    growth = jnp.where((choice.ids >= 0)[:, None], site.growth[jnp.maximum(choice.ids, 0)], 1)
+    return (y * growth.T).astype(y.dtype)
+
+
+def update(x: Float[Array, "D N"], site: Site, choice: Choice) -> Float[Array, "F N"]:
+    """Δ(x) of `adapt`."""
+    if choice.factored:
+        return _factored(x, site, choice)
+    route, through = (choice.weights, None) if choice.ids is None else (choice.ids, choice.weights)
+    delta = routed_lora(x.T, site.a, site.b, route, site.scale, weights=through, gate=choice.gate, rank_major=True).T
+    if site.bias is None:
+        return delta
+    bias = site.bias * site.scale[:, None].astype(site.bias.dtype)
+    if choice.ids is None:
+        own = choice.weights @ bias
+    else:
+        own = jnp.where((choice.ids >= 0)[:, None], bias[jnp.maximum(choice.ids, 0)], 0)
+    own = own if choice.gate is None else own * choice.gate[:, None]
+    return delta + own.T.astype(delta.dtype)
+
+
+def _factored(x, site: Site, choice: Choice) -> Float[Array, "F N"]:
+    if choice.ids is not None or site.bias is not None:
+        raise UserError("route: got ids or biases for a mixture of factors, expected weights of experts without bias")
+    experts, rank, _ = site.a.shape
+    eye = jnp.broadcast_to(jnp.eye(rank, dtype=site.a.dtype), (experts, rank, rank))
+    low = routed_lora(x.T, site.a, eye, choice.weights, jnp.ones_like(site.scale), rank_major=True)
+    return routed_lora(low, eye, site.b, choice.weights, site.scale, gate=choice.gate, rank_major=True).T
+
+
+class LayerExperts:
+    """The experts of one layer while it is traced: takes its decisions, applies them, keeps what was decided.
+
+    A router that decides once a layer reads the attention's input if any expert adapts the attention, else the MLP's;
+    one that decides for each site reads the site's own input.
+    """
+
+    def __init__(self, sites: dict[str, dict[str, Site]], route: Route, layout: Layout):
+        self.sites, self.route, self.layout = sites, route, layout
+        self.trace: dict[str, Choice] = {}
+
+    def see(self, block: str, x: Float[Array, "D N"]) -> None:
+        """Shows the input of a block ("attn", then "mlp")."""
+        if self.sites.get(block) and LAYER not in self.trace:
+            router = self.route.router
+            if router is None or not router.per_site:
+                self.trace[LAYER] = self._decide(LAYER, x, None)
+
+    def project(self, block: str, name: str, y: Float[Array, "F N"], x: Float[Array, "D N"]) -> Float[Array, "F N"]:
+        """`y` = W x with the chosen experts of that projection."""
+        site = self.sites.get(block, {}).get(name)
+        if site is None:
+            return y
+        key = f"{block}.{name}"
+        if LAYER not in self.trace or key in self.route.choices:
+            self.trace[key] = self._decide(key, x, site)
+        return adapt(y, x, site, self.trace.get(key, self.trace.get(LAYER)))
+
+    def _decide(self, key: str, x, site: Site | None) -> Choice:
+        given = self.route.choices.get(key, self.route.choices.get(LAYER))
+        router = self.route.router
+        if router is None:
+            if given is None:
+                raise UserError(f"route: got no choice for {key}, expected ids, weights or a router")
+            return given
+        return router.decide(key, x, site, given, self.layout, self.route.pool)
+
+
+def embed(
+    bank: Bank, ids: Int[Array, "N"] | None, tokens: Int[Array, "N"], x: Float[Array, "N D"]
+) -> Float[Array, "N D"]:
+    """The embeddings x of `tokens` as their experts change them."""
+    if "embed" not in bank.ends and "embed" not in bank.whole:
+        return x
+    _need_ids(ids)
+    if "embed" in bank.whole:
+        whole, expert = bank.whole["embed"], jnp.maximum(ids, 0)
+        x = jnp.where((whole.used[expert] & (ids >= 0))[:, None], whole.values[expert, tokens], x)
+    if "embed" in bank.ends:
+        site = bank.ends["embed"]
+        low = site.a[jnp.maximum(ids, 0), :, tokens].astype(x.dtype)
+        x = (x.T + update_from_rank(low, site, ids)).T
+    return x
+
+
+def update_from_rank(low: Float[Array, "N R"], site: Site, ids: Int[Array, "N"]) -> Float[Array, "F N"]:
+    """s_e · B_e of what the experts' A gave."""
+    experts, rank, _ = site.a.shape
+    eye = jnp.broadcast_to(jnp.eye(rank, dtype=low.dtype), (experts, rank, rank))
+    return update(low.T, dataclasses.replace(site, a=eye), Choice(ids=ids))
+
+
+def head(
+    bank: Bank, ids: Int[Array, "N"] | None, hidden: Float[Array, "D N"], scores: Float[Array, "V N"]
+) -> Float[Array, "V N"]:
+    """The scores of the base's head as the tokens' experts change them."""
+    if "head" not in bank.ends and "head" not in bank.whole:
+        return scores
+    _need_ids(ids)
+    if "head" in bank.whole:
+        whole = bank.whole["head"]
+
+        def own(e, scores):
+            mine = whole.used[e] & (ids == e)
+            project = lambda s: jnp.where(mine, linear(hidden, whole.values[e], out_dtype=s.dtype), s)
+            return jax.lax.cond(jnp.any(mine), project, lambda s: s, scores)
+
+        scores = jax.lax.fori_loop(0, len(whole.used), own, scores)
+    if "head" in bank.ends:
+        scores = adapt(scores, hidden.astype(scores.dtype), bank.ends["head"], Choice(ids=ids))
+    return scores
+
+
+def _need_ids(ids) -> None:
+    if ids is None:
+        raise UserError(
+            "route: got no ids beforehand for a bank that adapts the embedding or the head, expected an expert for "
+            "each token: a router decides inside the layers"
+        )

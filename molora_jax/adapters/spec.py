@@ -1,0 +1,242 @@
+"""The fixed shape of a bank, and what an adapter becomes in one of its slots."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from molora_jax.adapters import lora
+from molora_jax.adapters.adapter import EMBED, HEAD, Adapter, LoRAWeights, Path
+from molora_jax.adapters.bank import Bank, Site, Whole
+from molora_jax.config import UserError
+from molora_jax.typing import Array, Params
+
+ENDS = ("embed", "head")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BankSpec:
+    """What a bank has room for. Inside it no swap compiles anything; `str()` and `size` tell before it is made.
+
+    Attributes:
+      slots: E, experts that are on the device at once.
+      ranks: highest rank of each site that experts may adapt, by its name: "attn.q_proj", "embed", "head".
+      biases: room for the experts' own biases (PEFT's `lora_bias`).
+      magnitudes: room for DoRA.
+      whole: which of "embed" and "head" experts may replace (PEFT's `modules_to_save`); costs E copies of it.
+      dtype: of the factors.
+    """
+
+    slots: int
+    ranks: Mapping[str, int]
+    biases: bool = False
+    magnitudes: bool = False
+    whole: tuple[str, ...] = ()
+    dtype: Any = jnp.float32
+
+    def __post_init__(self):
+        if self.slots < 1:
+            raise UserError(f"bank: got {self.slots} slots, expected at least 1")
+
+    @classmethod
+    def holding(cls, adapters: Sequence[Adapter], *, slots: int | None = None, dtype=jnp.float32) -> "BankSpec":
+        """The smallest spec into which each of `adapters` fits."""
+        ranks: dict[str, int] = {}
+        for adapter in adapters:
+            for path, _, weights in adapter.weights():
+                ranks[site_name(path)] = max(ranks.get(site_name(path), 0), weights.rank)
+        every = [weights for adapter in adapters for _, _, weights in adapter.weights()]
+        return cls(
+            slots=slots or max(len(adapters), 1),
+            ranks=ranks,
+            biases=any(weights.bias is not None for weights in every),
+            magnitudes=any(weights.magnitude is not None for weights in every),
+            whole=tuple(sorted({path[0] for adapter in adapters for path in adapter.full if path[0] in ENDS})),
+            dtype=dtype,
+        )
+
+
+def site_name(path: Path) -> str:
+    """("layers", "attn", "q_proj") -> "attn.q_proj"."""
+    return ".".join(path[1:] if path[0] == "layers" else path)
+
+
+def new_bank(spec: BankSpec, params: Params, *, abstract: bool = False) -> Bank:
+    """A bank of empty slots for a model with these parameters, its layers stacked or unrolled as theirs.
+
+    Raises:
+      UserError: the model has no such site.
+    """
+    make = jax.ShapeDtypeStruct if abstract else jnp.zeros
+    stacked = isinstance(params["layers"], dict)
+    sites: dict[str, dict[str, Site]] = {}
+    ends = {}
+    for name, rank in spec.ranks.items():
+        lead, (out, width) = _shape(params, name)
+        if name in ENDS:
+            ends[name] = _empty_site(
+                spec, (spec.slots,), rank, *((out, width) if name == "head" else (width, out)), make
+            )
+        else:
+            block, leaf = name.split(".")
+            lead = (*lead, spec.slots) if stacked else (spec.slots,)
+            sites.setdefault(block, {})[leaf] = _empty_site(spec, lead, rank, out, width, make)
+    whole = {}
+    for name in spec.whole:
+        shape = (spec.slots, *_shape(params, name)[1])
+        whole[name] = Whole(make(shape, spec.dtype), make((spec.slots,), bool))
+    if stacked or abstract:
+        return Bank(sites if stacked else [sites] * len(params["layers"]), ends, whole)
+    copies = [sites] + [jax.tree.map(jnp.copy, sites) for _ in params["layers"][1:]]
+    return Bank(copies, ends, whole)
+
+
+def size(spec: BankSpec, params: Params) -> int:
+    """Bytes of the bank."""
+    leaves = jax.tree.leaves(new_bank(spec, params, abstract=True))
+    return sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in leaves)
+
+
+def pack(spec: BankSpec, params: Params, adapter: Adapter) -> Bank:
+    """`adapter` as one slot of a bank, on the host: the same tree without the expert axis.
+
+    Raises:
+      UserError: it does not fit the spec or the model, and what to change.
+    """
+    who = f"adapter {adapter.name!r}"
+    _check(spec, who, adapter)
+    empty = new_bank(spec, params, abstract=True)
+    depth = len(params["layers"]) if not empty.stacked else None
+    columns = {site_name(path): column for path, column in adapter.sites.items()}
+
+    def site(name: str, slot: Site, column: Sequence[LoRAWeights | None], layers: int | None) -> Site:
+        if layers is not None and len(column) != layers:
+            raise UserError(f"{who} at {name}: got {len(column)} layers, expected the model's {layers}")
+        rows = [_row(f"{who} at {name}", slot, w, lambda i=i: _base(params, name, i)) for i, w in enumerate(column)]
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
+
+    layers: dict[str, dict[str, Site]] = {}
+    for name in spec.ranks:
+        if name not in ENDS:
+            block, leaf = name.split(".")
+            count = depth or _leaf(params, name).shape[0]
+            slot = empty.layers[block][leaf] if empty.stacked else empty.layers[0][block][leaf]
+            slot = jax.tree.map(lambda v: v if not empty.stacked else jax.ShapeDtypeStruct(v.shape[1:], v.dtype), slot)
+            layers.setdefault(block, {})[leaf] = site(name, slot, columns.get(name, (None,) * count), count)
+    ends = {
+        name: jax.tree.map(lambda v: v[0], site(name, slot, columns.get(name, (None,)), None))
+        for name, slot in empty.ends.items()
+    }
+    whole = {name: _whole(who, name, slot, adapter) for name, slot in empty.whole.items()}
+    if empty.stacked:
+        return Bank(layers, ends, whole)
+    return Bank([jax.tree.map(lambda v, i=i: v[i], layers) for i in range(depth)], ends, whole)
+
+
+def write(bank: Bank, slot: Array, row: Bank) -> Bank:
+    """The bank with `row` in a slot; jitted with the bank donated it writes in place."""
+    put = lambda axis: (
+        lambda old, new: jax.lax.dynamic_update_index_in_dim(old, jnp.asarray(new, old.dtype), slot, axis)
+    )
+    return Bank(
+        jax.tree.map(put(1 if bank.stacked else 0), bank.layers, row.layers),
+        jax.tree.map(put(0), bank.ends, row.ends),
+        jax.tree.map(put(0), bank.whole, row.whole),
+    )
+
+
+def _check(spec: BankSpec, who: str, adapter: Adapter) -> None:
+    for path, _, weights in adapter.weights():
+        name = site_name(path)
+        room = spec.ranks.get(name)
+        if room is None:
+            raise UserError(
+                f"{who}: adapts {name}, expected one of {', '.join(spec.ranks) or 'no site'}: add it to ranks"
+            )
+        if weights.rank > room:
+            raise UserError(f"{who}: got rank {weights.rank} at {name}, expected at most {room}: raise the bank's rank")
+        if weights.bias is not None and not spec.biases:
+            raise UserError(f"{who}: got a lora_bias at {name}, expected none: make the bank with biases=True")
+        if weights.magnitude is not None and not spec.magnitudes:
+            raise UserError(f"{who}: got DoRA at {name}, expected plain LoRA: make the bank with magnitudes=True")
+    for path in adapter.full:
+        if path not in ((*EMBED, "weight"), (*HEAD, "weight")) or path[0] not in spec.whole:
+            raise UserError(
+                f"{who}: replaces {'.'.join(path)}, expected one of {spec.whole or 'nothing'}: "
+                "name embed or head in whole, and merge an adapter that replaces anything else"
+            )
+
+
+def _empty_site(spec: BankSpec, lead: tuple[int, ...], rank: int, out: int, width: int, make) -> Site:
+    return Site(
+        a=make((*lead, rank, width), spec.dtype),
+        b=make((*lead, rank, out), spec.dtype),
+        scale=make(lead, jnp.float32),
+        bias=make((*lead, out), spec.dtype) if spec.biases else None,
+        growth=make((*lead, out), jnp.float32) if spec.magnitudes else None,
+    )
+
+
+def _row(where: str, slot: Site, weights: LoRAWeights | None, base) -> Site:
+    """One layer's part of a slot: `slot` has the shapes of all E."""
+    zeros = jax.tree.map(lambda v: np.zeros(v.shape[1:], v.dtype), slot)
+    if slot.growth is not None:
+        zeros = dataclasses.replace(zeros, growth=np.ones_like(zeros.growth))
+    if weights is None:
+        return zeros
+    width, out = slot.a.shape[-1], slot.b.shape[-1]
+    if (weights.b.shape[0], weights.a.shape[1]) != (out, width):
+        got = [weights.b.shape[0], weights.a.shape[1]]
+        raise UserError(f"{where}: got weights for a projection {got}, expected {[out, width]}: it is of another base")
+    zeros.a[: weights.rank], zeros.b[: weights.rank] = weights.a, weights.b.T
+    growth = zeros.growth
+    if weights.magnitude is not None:
+        norm = np.asarray(lora.norms(jnp.asarray(base()), weights.a, weights.b, weights.scale))
+        growth = weights.magnitude.astype(np.float32) / norm
+    bias = zeros.bias if weights.bias is None else weights.bias.astype(zeros.bias.dtype)
+    return dataclasses.replace(zeros, scale=np.float32(weights.scale), growth=growth, bias=bias)
+
+
+def _whole(who: str, name: str, slot: Whole, adapter: Adapter) -> Whole:
+    column = adapter.full.get((name, "weight"))
+    if column is None:
+        return Whole(np.zeros(slot.values.shape[1:], slot.values.dtype), np.False_)
+    if column[0].shape != slot.values.shape[1:]:
+        raise UserError(f"{who}: got {name} {column[0].shape}, expected {slot.values.shape[1:]}: it is of another base")
+    return Whole(column[0].astype(slot.values.dtype), np.True_)
+
+
+def _shape(params: Params, name: str) -> tuple[tuple[int, ...], tuple[int, int]]:
+    """(leading axes, (F, D)) of a site's weight."""
+    *lead, out, width = _leaf(params, name).shape
+    return tuple(lead), (out, width)
+
+
+def _leaf(params: Params, name: str) -> Array:
+    """A site's weight: of all layers, or of the first where they are unrolled; a tied head is the embedding."""
+    if name == "head" and "head" not in params:
+        name = "embed"
+    tree = params if name in ENDS else params["layers"]
+    tree = tree[0] if isinstance(tree, list) else tree
+    try:
+        for key in (*name.split("."), "weight"):
+            tree = tree[key]
+        return tree
+    except KeyError:
+        raise UserError(f"bank: got site {name!r}, expected a projection of the model, as attn.q_proj") from None
+
+
+def _base(params: Params, name: str, layer: int) -> Array:
+    """The weight [F, D] of one layer's site."""
+    if name in ENDS:
+        return _leaf(params, name).T if name == "embed" else _leaf(params, name)
+    if isinstance(params["layers"], list):
+        return _leaf({"layers": params["layers"][layer]}, name)
+    return _leaf(params, name)[layer]
+
+
+__all__ = ["BankSpec", "new_bank", "pack", "site_name", "size", "write"]
