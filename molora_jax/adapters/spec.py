@@ -76,11 +76,9 @@ def new_bank(spec: BankSpec, params: Params, *, abstract: bool = False) -> Bank:
     sites: dict[str, dict[str, Site]] = {}
     ends = {}
     for name, rank in spec.ranks.items():
-        lead, (out, width) = _shape(params, name)
+        lead, (out, width) = _shape(params, name)[0], projection_shape(params, name)
         if name in ENDS:
-            ends[name] = _empty_site(
-                spec, (spec.slots,), rank, *((out, width) if name == "head" else (width, out)), make
-            )
+            ends[name] = _empty_site(spec, (spec.slots,), rank, out, width, make)
         else:
             block, leaf = name.split(".")
             lead = (*lead, spec.slots) if stacked else (spec.slots,)
@@ -135,6 +133,16 @@ def pack(spec: BankSpec, params: Params, adapter: Adapter) -> Bank:
     if empty.stacked:
         return Bank(layers, ends, whole)
     return Bank([jax.tree.map(lambda v, i=i: v[i], layers) for i in range(depth)], ends, whole)
+
+
+def projection_shape(params: Params, name: str) -> tuple[int, int]:
+    """(F, D) of a site's projection: of an embedding, that of one-hot tokens, (D, V).
+
+    Raises:
+      UserError: the model has no such site.
+    """
+    out, width = _shape(params, name)[1]
+    return (width, out) if name == "embed" else (out, width)
 
 
 def write(bank: Bank, slot: Array, row: Bank) -> Bank:
