@@ -180,12 +180,13 @@ def _check(spec: BankSpec, who: str, adapter: Adapter) -> None:
 
 
 def _empty_site(spec: BankSpec, lead: tuple[int, ...], rank: int, out: int, width: int, make) -> Site:
+    wide = jnp.promote_types(spec.dtype, jnp.float32)
     return Site(
         a=make((*lead, rank, width), spec.dtype),
         b=make((*lead, rank, out), spec.dtype),
-        scale=make(lead, jnp.float32),
+        scale=make(lead, wide),
         bias=make((*lead, out), spec.dtype) if spec.biases else None,
-        growth=make((*lead, out), jnp.float32) if spec.magnitudes else None,
+        growth=make((*lead, out), wide) if spec.magnitudes else None,
     )
 
 
@@ -204,9 +205,9 @@ def _row(where: str, slot: Site, weights: LoRAWeights | None, base) -> Site:
     growth = zeros.growth
     if weights.magnitude is not None:
         norm = np.asarray(lora.norms(jnp.asarray(base()), weights.a, weights.b, weights.scale))
-        growth = weights.magnitude.astype(np.float32) / norm
+        growth = (weights.magnitude.astype(growth.dtype) / norm).astype(growth.dtype)
     bias = zeros.bias if weights.bias is None else weights.bias.astype(zeros.bias.dtype)
-    return dataclasses.replace(zeros, scale=np.float32(weights.scale), growth=growth, bias=bias)
+    return dataclasses.replace(zeros, scale=zeros.scale.dtype.type(weights.scale), growth=growth, bias=bias)
 
 
 def _whole(who: str, name: str, slot: Whole, adapter: Adapter) -> Whole:
