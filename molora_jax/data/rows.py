@@ -24,16 +24,17 @@ class Skip:
     """A row that was left out.
 
     Attributes:
-      file, line: where it is.
+      file: where it is; the id of an example that has no line of a file.
+      line: from 1, or None.
       why: what is wrong with it.
     """
 
     file: str
-    line: int
+    line: int | None
     why: str
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}: {self.why}"
+        return f"{self.file}:{'' if self.line is None else f'{self.line}:'} {self.why}"
 
 
 @dataclasses.dataclass
