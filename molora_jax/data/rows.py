@@ -57,7 +57,12 @@ class Report:
 
 
 def read(
-    path: pathlib.Path, convert: Callable[[Any, int], T | None], report: Report, *, strict: bool = False
+    path: pathlib.Path,
+    convert: Callable[[Any, int], T | None],
+    report: Report,
+    *,
+    strict: bool = False,
+    form: str | None = None,
 ) -> list[T]:
     """Converts every row of a `.jsonl`, `.json` (one array) or `.tsv` file.
 
@@ -65,12 +70,13 @@ def read(
       convert: (content, line) to a value, or None to leave the row out; raises RowError for a row that it cannot use.
       report: counts good rows and takes in bad ones, which are logged as well.
       strict: a bad row is an error.
+      form: ending that the file's form goes with, where its own ending says otherwise.
 
     Raises:
       UserError: the file cannot be read, or with `strict` a row is bad.
     """
     path, converted, before = pathlib.Path(path), [], len(report.skipped)
-    for line, content in _rows(path):
+    for line, content in _rows(path, form or path.suffix):
         try:
             if isinstance(content, RowError):
                 raise content
@@ -117,10 +123,10 @@ def _kind(value: Any) -> str:
     return "null" if value is None else type(value).__name__
 
 
-def _rows(path: pathlib.Path) -> Iterator[Row]:
+def _rows(path: pathlib.Path, form: str) -> Iterator[Row]:
     """Rows of the file; a RowError in place of content that cannot be parsed."""
     readers = {".jsonl": _jsonl, ".json": _json, ".tsv": _tsv, ".txt": _tsv}
-    if path.suffix not in readers:
+    if form not in readers:
         raise UserError(f"data: got {path}, expected a file that ends in {', '.join(readers)}")
     try:
         text = path.read_text("utf-8-sig")
@@ -128,7 +134,7 @@ def _rows(path: pathlib.Path) -> Iterator[Row]:
         raise UserError(f"data: cannot read {path}: {e.strerror}; give the folder by --data_dir") from None
     except UnicodeDecodeError as e:
         raise UserError(f"data: {path} is not UTF-8 at byte {e.start}; convert it") from None
-    return readers[path.suffix](text, path)
+    return readers[form](text, path)
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
