@@ -10,6 +10,7 @@ import dataclasses
 import random
 from collections.abc import Sequence
 
+from molora_jax.config import UserError
 from molora_jax.data.example import Example, Span
 from molora_jax.data.multihop.question import Question, Segment
 from molora_jax.data.testbed.prompts import ARROW, END
@@ -46,12 +47,14 @@ def question(split: str, seed: int, *, level: int = 2) -> Question:
     """A question of the split with its segments in random order.
 
     Raises:
-      UserError: no such split.
+      UserError: no such split or level.
     """
     check(split)
+    if level not in WORLDS:
+        raise UserError(f"testbed: got a world of level {level}, expected one of {', '.join(map(str, WORLDS))}")
     rng = random.Random(f"{FACTS}/{split}/{seed}/{level}")
     id = f"{FACTS}/{split}/{seed}/{level}"
-    return draw_until(split, lambda: _draw(rng, WORLDS[min(level, 4)], id, split), _canonical)
+    return draw_until(split, lambda: _draw(rng, WORLDS[level], id, split), _canonical)
 
 
 def _canonical(question: Question) -> str:

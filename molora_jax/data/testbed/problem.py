@@ -102,6 +102,10 @@ class Problem:
         return self.start + "".join(self.asked)
 
 
+LEVELS = (1, 2, 3, 4)
+"""Difficulties; every example of them fits in 128 tokens."""
+
+
 def steps_of(level: int) -> int:
     """Operations of a problem: one more than its level."""
     return level + 1

@@ -9,7 +9,7 @@ from molora_jax.config import UserError
 from molora_jax.data.example import Example
 from molora_jax.data.testbed import facts, prompts, splits
 from molora_jax.data.testbed.domains import DOMAINS, domain
-from molora_jax.data.testbed.problem import HOUSE, RIVAL, Problem, draw
+from molora_jax.data.testbed.problem import HOUSE, LEVELS, RIVAL, Problem, draw
 
 SEVERAL, INTERLEAVED = "several", "interleaved"
 KINDS = (*DOMAINS, SEVERAL, INTERLEAVED, facts.FACTS)
@@ -22,7 +22,7 @@ class Recipe:
     Attributes:
       shares: weight of each kind: a domain's name, `several` (problems of two or three domains one after the other),
         `interleaved` (the same, taking turns in mid-sentence), `facts`.
-      levels: difficulties, drawn evenly. Three problems in one prompt are of level 1, two of level 2 at most.
+      levels: difficulties from 1 to 4, drawn evenly; three problems in one prompt have level 1, two at most level 2.
       signs: chance of an operation to be a sign, whose meaning depends on the rule.
       rival: chance of a problem to follow the rival rule instead of the house rule.
       bare: chance of a prompt to have no domain markers; interleaved ones never have any.
@@ -40,8 +40,8 @@ class Recipe:
         wrong = [kind for kind in self.shares if kind not in KINDS]
         if wrong or sum(self.shares.values()) <= 0 or min(self.shares.values()) < 0:
             raise UserError(f"testbed: got the shares {dict(self.shares)}, expected weights of {', '.join(KINDS)}")
-        if not self.levels or min(self.levels) < 1:
-            raise UserError(f"testbed: got the levels {self.levels}, expected integers from 1")
+        if not self.levels or not set(self.levels) <= set(LEVELS):
+            raise UserError(f"testbed: got the levels {self.levels}, expected some of {LEVELS}")
 
 
 PRETRAINING = Recipe(

@@ -8,14 +8,13 @@ import pytest
 
 from molora_jax.config import UserError
 from molora_jax.data.testbed.domains import DOMAINS, domain
-from molora_jax.data.testbed.problem import HOUSE, RIVAL, draw, steps_of
+from molora_jax.data.testbed.problem import HOUSE, LEVELS, RIVAL, draw, steps_of
 from molora_jax.data.testbed.prompts import write
 from molora_jax.data.testbed.recipe import INTERLEAVED, PRETRAINING, SEVERAL, Recipe, Stream, specialist
 from molora_jax.data.testbed.verifier import JUDGE, REWARD, parse
 from molora_jax.data.testbed.vocabulary import tokenizer
 from tests.data.testbed import solver
 
-LEVELS = (1, 2, 3, 4)
 SIGNS = {HOUSE: solver.HOUSE, RIVAL: solver.RIVAL}
 
 
@@ -156,4 +155,4 @@ def test_wrong_names_end_in_one_line():
     with pytest.raises(UserError, match="maths"):
         Recipe(shares={"maths": 1.0})
     with pytest.raises(UserError, match="levels"):
-        Recipe(shares={"calc": 1.0}, levels=(0,))
+        Recipe(shares={"calc": 1.0}, levels=(1, 5))

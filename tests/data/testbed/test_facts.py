@@ -2,6 +2,7 @@
 
 import pytest
 
+from molora_jax.config import UserError
 from molora_jax.data.testbed.facts import WORLDS, question, read
 from molora_jax.data.testbed.verifier import JUDGE
 
@@ -61,3 +62,8 @@ def test_reading_chosen_segments():
     for step in q.reasoning.split(";"):
         person, relation, target = step.split()
         assert (person, relation, target) in {(s.title, *f.split()) for s in q.segments for f in s.sentences}
+
+
+def test_no_such_level():
+    with pytest.raises(UserError, match="level 5, expected one of 1, 2, 3, 4"):
+        question("test", 0, level=5)
