@@ -1,6 +1,6 @@
-"""Arithmetic chains: integers from 0 to 99, worked from left to right modulo 100.
+"""Arithmetic chains: integers from 00 to 99, worked from left to right modulo 100.
 
-`calc:47 +38 *3` is solved by `47+38=85;85*3=55 ->55`.
+`calc:47 +08 *3` is solved by `47+08=55;55*3=65 ->65`. Values have two digits, so that tens stand below tens.
 """
 
 from molora_jax.data.testbed.problem import Domain, Operation, Sign
@@ -30,8 +30,13 @@ _SWAP_DIGITS = Operation("~", lambda a, _: a % 10 * 10 + a // 10)
 _FROM_99 = Operation("~", lambda a, _: 99 - a)
 
 
+def _show(value):
+    return f"{value:02d}"
+
+
 def _written(name, operand):
-    return name if operand is None else f"{name}{operand}"
+    """The factor of a product has one digit."""
+    return name if operand is None else f"{name}{operand}" if name == "*" else f"{name}{_show(operand)}"
 
 
 ARITHMETIC = Domain(
@@ -47,7 +52,7 @@ ARITHMETIC = Domain(
         Sign(_LARGER, _SMALLER),
         Sign(_SWAP_DIGITS, _FROM_99),
     ),
-    show=str,
+    show=_show,
     ask=lambda name, operand: f" {_written(name, operand)}",
-    work=lambda name, operand, before, after: f"{before}{_written(name, operand)}={after}",
+    work=lambda name, operand, before, after: f"{_show(before)}{_written(name, operand)}={_show(after)}",
 )

@@ -1,6 +1,6 @@
 """Calendar arithmetic: a weekday and a time of day, moved by days, hours and minutes.
 
-`date: Tue 21:40, add 5 h, back 45 m` is solved by ` add 5 h: Wed 02:40; back 45 m: Wed 01:55 -> Wed 01:55`.
+`date: Tue 21:40, add 05 h, back 45 m` is solved by ` add 05 h: Wed 02:40; back 45 m: Wed 01:55 -> Wed 01:55`.
 Values are minutes since Monday 00:00, modulo a week.
 """
 
@@ -26,7 +26,7 @@ def _amount(rng, level, value):
     unit = rng.choice("mhd")
     grain = 30 if level == 1 else 5
     amounts = {"m": range(grain, 60, grain), "h": range(1, 6 if level == 1 else 12), "d": range(1, 4 + (level > 1) * 3)}
-    return f" {rng.choice(amounts[unit])} {unit}"
+    return f" {rng.choice(amounts[unit]):02d} {unit}"
 
 
 def _minutes(amount):

@@ -111,7 +111,7 @@ READ = {
     "date": lambda text: (DAYS.index(text.split()[0]), *map(int, text.split()[1].split(":"))),
 }
 WRITE = {
-    "calc": str,
+    "calc": "{:02d}".format,
     "logic": lambda value: " ".join("FT"[x] for x in value),
     "text": " ".join,
     "list": lambda value: " ".join(map(str, value)),

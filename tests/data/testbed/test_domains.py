@@ -143,7 +143,7 @@ def test_streams_do_not_change_between_versions_of_python():
         "logic: F F T T, xor T F T F, ~, not\n",
         " b f n j y, twice, turn, next\n",
         "list: 9 4 7 2 2, sort, sort, rev\n",
-        " Fri 05:00, back 8 h, ~, back 25 m\n",
+        "date: Thu 11:55, back 03 d, #, back 03 h\n",
     ]
 
 
