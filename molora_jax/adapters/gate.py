@@ -24,13 +24,14 @@ from pallas_kernels import common
 EPS = float(jnp.finfo(jnp.float32).eps)
 """Of the norms; torch's default in fp32, with which TopLoRA was published."""
 
-AT_ONCE = 4096
+AT_ONCE = 3072
 """Elements of state that a CPU advances in one step of a scan over several cores.
 
-Two rows of 512 tokens, forward and backward on two cores: 3 cores in one scan 9 ms, one after the other 11; 24 cores
-137 against 94, since XLA then hands every step to its thread pool.
+From 4,096 on, XLA may hand every step to its thread pool: 24 cores over 2 rows of 512 tokens take 103 ms forward and
+backward three at a time, 142 ms four at a time (jax 0.10, two CPU cores).
 """
-BLOCK = 2048  # elements of state of one core that the scan advances at once, at most
+BLOCK = 2048
+"""Elements of state of one core that a step of the scan advances, at most (`selective_scan.xla.CPU_STATE`)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -206,7 +207,7 @@ def apply_stack(
 ) -> tuple[Float[Array, "B T G heads *R"], Params]:
     """`apply` of G cores that read the same tokens, as one projection and one scan.
 
-    A CPU takes no more cores into one step of the scan than it advances well (`AT_ONCE`), one group after the other.
+    A CPU takes no more cores into one step of the scan than it advances well (`AT_ONCE`), some after the others.
 
     Args:
       params: leaves lead with G; several experts, several matrices, or both.
@@ -221,20 +222,18 @@ def apply_stack(
     if count == len(u):
         s, last = jax.vmap(one)(params, u, first)
     else:
-        cut = lambda leaf: leaf.reshape(-1, count, *leaf.shape[1:])
-        s, last = jax.lax.map(lambda part: jax.vmap(one)(*part), jax.tree.map(cut, (params, u, first)))
-        s, last = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), (s, last))
+        s, last = jax.lax.map(lambda core: one(*core), (params, u, first), batch_size=count)
     lam = jax.vmap(functools.partial(_scales, cfg, valid=valid), out_axes=2)(params["out"], s)
     return lam, jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), last)
 
 
 def _at_once(cores: int, state, tokens: int) -> int:
-    """How many of the cores go into one step: the largest divisor of their number that suits a CPU."""
+    """How many of the cores go into one step: all, but on a CPU no more than it advances well."""
     leaves = jax.tree.leaves(state)
     if not leaves or tokens < 2 or common.target()[0] != "cpu":
         return cores
     each = min(max(leaf.size for leaf in leaves) // cores, BLOCK)
-    return max(n for n in range(1, cores + 1) if cores % n == 0 and (n == 1 or n * each <= AT_ONCE))
+    return min(cores, AT_ONCE // max(each, 1))
 
 
 def _read(cfg: GateConfig, params: Params, x: Float[Array, "B T D"]) -> Float[Array, "B T W"]:
