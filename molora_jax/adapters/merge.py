@@ -58,8 +58,8 @@ def combine(
       seed: of the random choice; each adapter, site and layer has a stream of its own.
 
     Raises:
-      UserError: there is no such combination: DoRA's magnitudes, gates and whole weights are no sums (one adapter alone at
-        weight 1 passes through `cat` and `linear` as it is).
+      UserError: there is no such combination: DoRA's magnitudes, gates and whole weights are no sums (one adapter
+        alone at weight 1 passes through `cat` and `linear` as it is).
     """
     how = _How(method, space, rank, 1.0 if density is None else density, majority, seed)
     _check(adapters, weights, how, density)
