@@ -1,4 +1,4 @@
-"""Tiny models to route between: decoders with random weights, and tables that know only the last token."""
+"""Tiny models to route between: decoders with random weights, and tables that know only the last tokens."""
 
 import functools
 from collections.abc import Callable
@@ -48,14 +48,18 @@ def decoder(seed: int) -> Callable:
     return lambda tokens, adapters: read(tuple(tokens))
 
 
-def table(seed: int, vocab: int, *, sharpness: float = 1.5, width: int = 4) -> Callable:
-    """Next-token logits and hidden state that depend on the last token and its adapter alone."""
+def table(seed: int, vocab: int, *, sharpness: float = 1.5, memory: int = 4, width: int = 4) -> Callable:
+    """Next-token logits and hidden state that depend on the last `memory` tokens and the last one's adapter."""
     rng = np.random.default_rng(seed)
-    logits = rng.normal(0, sharpness, (vocab, 8, vocab)).astype(np.float32)
-    hidden = rng.normal(0, 1, (vocab, 8, width)).astype(np.float32)
+    states = 101
+    logits = rng.normal(0, sharpness, (states, 8, vocab)).astype(np.float32)
+    hidden = rng.normal(0, 1, (states, 8, width)).astype(np.float32)
+    factors = rng.integers(1, states, memory)
 
     def read(tokens, adapters):
-        at = np.asarray(tokens), np.asarray(adapters) + 1
+        padded = np.concatenate([np.zeros(memory - 1, int), np.asarray(tokens) + 1])
+        windows = np.lib.stride_tricks.sliding_window_view(padded, memory)
+        at = windows @ factors % states, np.asarray(adapters) + 1
         return logits[at], hidden[at]
 
     return read
