@@ -96,7 +96,7 @@ class Head(nnx.Module):
 
 def init(cfg: HeadConfig, seed: int = 0) -> Params:
     """Random fp32 parameters: normal with variance 1/fan-in, biases zero."""
-    return nnx.to_pure_dict(nnx.state(Head(cfg, rngs=nnx.Rngs(seed)), nnx.Param))
+    return jax.jit(lambda: nnx.to_pure_dict(nnx.state(Head(cfg, rngs=nnx.Rngs(seed)), nnx.Param)))()
 
 
 def score(
@@ -141,7 +141,7 @@ def save(folder: Path, cfg: HeadConfig, params: Params, threshold: float) -> Non
     """Writes `head.safetensors` and `head.json` (architecture, dimensions, the threshold to route at)."""
     folder.mkdir(parents=True, exist_ok=True)
     flat = {".".join(entry.key for entry in path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
-    safetensors.numpy.save_file({key: np.asarray(leaf) for key, leaf in flat.items()}, folder / WEIGHTS)
+    (folder / WEIGHTS).write_bytes(safetensors.numpy.save({key: np.asarray(leaf) for key, leaf in flat.items()}))
     (folder / CONFIG).write_text(json.dumps(dataclasses.asdict(cfg) | {"threshold": threshold}, indent=2))
 
 
