@@ -5,7 +5,6 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from molora_jax.routing import signals
@@ -74,9 +73,8 @@ class Answer:
 
 @functools.cache
 def _compiled(program: Program, hook: str):
-    if hook == "measure":
-        return jax.jit(functools.partial(signals.measure, program))
-    return jax.jit(getattr(program, hook))
+    function = functools.partial(signals.measure, program) if hook == "measure" else getattr(program, hook)
+    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})  # to compile twice as fast
 
 
 class Route:
@@ -119,17 +117,17 @@ class Route:
         self.since += wrote
         width = signals.window(self.program.patterns)
         recent = ([-1] * width + self.tokens)[len(self.tokens) :]
-        nothing = {"score": jnp.float32(0), "accepted": jnp.int32(0)}
+        nothing = {"score": np.float32(0), "accepted": np.int32(0)}
         sig = _compiled(self.program, "measure")(
-            token=jnp.int32(self.tokens[-1]),
-            recent=jnp.asarray(recent, jnp.int32),
-            position=jnp.int32(len(self.tokens) - 1),
-            since_handoff=jnp.int32(self.since),
-            mode=jnp.int32(self.mode),
-            stop=jnp.bool_(self.stopped),
+            token=np.int32(self.tokens[-1]),
+            recent=np.asarray(recent, np.int32),
+            position=np.int32(len(self.tokens) - 1),
+            since_handoff=np.int32(self.since),
+            mode=np.int32(self.mode),
+            stop=np.bool_(self.stopped),
             **nothing | {"span_logprobs": np.zeros(self.program.draft)} | known,
         )
-        self.state, decision = self.call("step", self.state, jnp.int32(self.model), sig)
+        self.state, decision = self.call("step", self.state, np.int32(self.model), sig)
         self.follow(decision, wrote)
 
     def decode(self):
@@ -173,8 +171,8 @@ class Route:
         mass = lambda table: np.stack([self.sampler.probabilities(row) for row in table]) if len(table) else table
         own = np.stack(self.rows[len(self.tokens) - n :]) if n else np.zeros((0, V))
         draft = Draft(
-            tokens=jnp.asarray(held + [0] * (K - n), jnp.int32),
-            count=jnp.int32(n),
+            tokens=np.asarray(held + [0] * (K - n), np.int32),
+            count=np.int32(n),
             q=wide(mass(own), K),
             p=wide(mass(rows), K + 1),
             q_logits=wide(own, K),

@@ -24,7 +24,8 @@ CONFIGS = {
 }
 
 
-score = jax.jit(heads.score, static_argnums=0)
+FAST = {"xla_backend_optimization_level": 0}  # to compile twice as fast
+score = jax.jit(heads.score, static_argnums=0, compiler_options=FAST)
 
 
 def features(kind: str, rng, dtype=np.float32):
