@@ -17,7 +17,7 @@ from molora_jax.config import UserError
 from molora_jax.typing import Array, Bool, Float, Int, Params
 
 State = Any
-"""What a program remembers of one request: any pytree of arrays whose shapes never change."""
+"""What a program remembers of one request: any pytree of plain arrays (no typed keys) whose shapes never change."""
 
 SMALL, LARGE = 0, 1
 """Indices of the models of a pair; models are numbered from the quickest to the slowest."""

@@ -12,61 +12,18 @@ from hypothesis import strategies as st
 from molora_jax.config import UserError
 from molora_jax.routing import turn as turns
 from molora_jax.routing.program import KEEP, NAMES, UNLIMITED, Mode, Program, check, decide, knob_values, select
-from molora_jax.routing.programs import (
-    bernoulli,
-    bild,
-    contrastive,
-    deferral,
-    glimp_router,
-    logit_ensemble,
-    model_ensemble,
-    proxy_tuning,
-    r_stitch,
-    relay,
-    replay,
-    rsd,
-    session_cascade,
-    single,
-    spec_reason,
-    speculative,
-    speculative_cascade,
-    speculative_thinking,
-    token_adapters,
-)
+from molora_jax.routing.programs import speculative
+from tests.routing import catalogue
 from tests.routing.naive_route import Route, Sampler, generate
 from tests.routing.small_models import table
 
-ALL = [
-    bernoulli.Bernoulli(),
-    bild.BiLD(),
-    contrastive.Contrastive(),
-    deferral.Deferral("margin"),
-    glimp_router.GlimpRouter((7, 8)),
-    logit_ensemble.LogitEnsemble(models=3),
-    model_ensemble.ModelEnsemble(models=4),
-    proxy_tuning.ProxyTuning(),
-    r_stitch.RStitch(10),
-    relay.Relay((9,), (8, 10)),
-    replay.Replay(),
-    rsd.RSD((1, 2), digits=(3, 4)),
-    session_cascade.SessionCascade(),
-    single.Single(2),
-    spec_reason.SpecReason((1,), digits=(3, 4)),
-    speculative.Speculative(),
-    speculative_cascade.SpeculativeCascade(),
-    speculative_thinking.SpeculativeThinking(),
-    token_adapters.TokenAdapters(),
-]
 
-
-@pytest.mark.parametrize("program", ALL, ids=lambda program: type(program).__name__)
-def test_programs_are_static_and_have_knobs_of_their_own(program):
-    check(program)
-    assert program == dataclasses.replace(program)
-    assert hash(program) == hash(dataclasses.replace(program))
-    assert program.signals <= NAMES
+@pytest.mark.parametrize("program", catalogue.PROGRAMS, ids=catalogue.name)
+def test_knobs_are_known_by_name(program):
     knobs = knob_values(program, {})
     assert all(value.dtype == jnp.float32 for value in knobs.values())
+    for name in knobs:
+        assert knob_values(program, {name: 3})[name] == 3
     with pytest.raises(UserError, match="has no such knob"):
         knob_values(program, {"treshold": 1})
 

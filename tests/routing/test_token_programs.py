@@ -164,7 +164,7 @@ def test_r_stitch():
 @cases
 def test_model_ensemble(prompt, sampler):
     weights = [0.5, 0.3, 0.2]
-    key = sampler.key(0, 0, ROUTE_DRAW)
+    key = jax.random.key(jax.random.bits(sampler.key(0, 0, ROUTE_DRAW)))
     tokens, writers = list(prompt), []
     while len(tokens) < LIMIT and not (writers and tokens[-1] in STOPS):
         uniform = float(jax.random.uniform(jax.random.fold_in(key, len(tokens) if writers else 0)))
@@ -176,15 +176,15 @@ def test_model_ensemble(prompt, sampler):
 
 def test_the_ensemble_draws_by_its_weights():
     knobs = {f"w{i}": jnp.float32(w) for i, w in enumerate([1.0, 0.0, 3.0])}  # they need not sum to 1
-    draw = jax.vmap(lambda key: ModelEnsemble()._draw(knobs, key))
-    counts = np.bincount(draw(jax.random.split(jax.random.key(0), 4000)), minlength=3)
+    draw = jax.vmap(lambda seed: ModelEnsemble()._draw(knobs, seed, 5))
+    counts = np.bincount(draw(jnp.arange(4000, dtype=jnp.uint32)), minlength=3)
     assert counts[1] == 0
     assert abs(counts[2] - 3000) < 4 * np.sqrt(4000 * 0.25 * 0.75)
 
 
 @cases
 def test_bernoulli_routes_a_share_and_replay_repeats_it(prompt, sampler):
-    key = sampler.key(0, 0, ROUTE_DRAW)
+    key = jax.random.key(jax.random.bits(sampler.key(0, 0, ROUTE_DRAW)))
     coin = lambda position: float(jax.random.uniform(jax.random.fold_in(key, position))) < 0.4
     tokens, writers = list(prompt), []
     while len(tokens) < LIMIT and not (writers and tokens[-1] in STOPS):

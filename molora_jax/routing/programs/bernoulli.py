@@ -15,9 +15,9 @@ class Bernoulli(Program):
     knobs = {"share": 0.1}
 
     def init(self, params, knobs, key):
-        return key
+        return jax.random.bits(key)
 
     def step(self, params, knobs, state, model, sig):
-        uniform = jax.random.uniform(jax.random.fold_in(state, sig.position))
+        uniform = jax.random.uniform(jax.random.fold_in(jax.random.key(state), sig.position))
         route = (model == SMALL) & (uniform < knobs["share"])
         return state, select(route, decide(LARGE, drop=1, budget=1), decide(model))

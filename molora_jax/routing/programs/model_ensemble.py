@@ -24,15 +24,16 @@ class ModelEnsemble(Program):
         return dict(zip([f"w{i}" for i in range(self.models)], [0.5, 0.3, 0.2] + [0.0] * self.models, strict=False))
 
     def init(self, params, knobs, key):
-        return key
+        return jax.random.bits(key)
 
     def start(self, params, knobs, state):
-        return state, decide(self._draw(knobs, jax.random.fold_in(state, 0)))
+        return state, decide(self._draw(knobs, state, 0))
 
     def step(self, params, knobs, state, model, sig):
-        return state, decide(self._draw(knobs, jax.random.fold_in(state, sig.position + 1)))
+        return state, decide(self._draw(knobs, state, sig.position + 1))
 
-    def _draw(self, knobs, key):
+    def _draw(self, knobs, seed, position):
+        key = jax.random.fold_in(jax.random.key(seed), position)
         weights = jnp.stack([knobs[f"w{i}"] for i in range(self.models)])
         sums = jnp.cumsum(weights)
         return jnp.sum(jax.random.uniform(key) * sums[-1] >= sums[:-1])
