@@ -14,7 +14,7 @@ def rejection(draft: Draft, target: Float[Array, "K+1 V"], key: Array) -> tuple[
     is drawn from (π - q)₊, and after a draft kept whole from π (Leviathan et al. 2023, algorithm 1, whose π is p).
     """
     rows = jnp.arange(draft.tokens.shape[0])
-    uniform = jax.random.uniform(key, (rows.size + 1,), target.dtype)
+    uniform = jax.random.uniform(key, (rows.size + 1,))
     wanted, had = target[rows, draft.tokens], draft.q[rows, draft.tokens]
     count = leading(uniform[:-1] * had < wanted, draft.count)
     row = target[count]

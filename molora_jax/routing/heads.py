@@ -48,16 +48,16 @@ class Affine(nnx.Module):
     """Declares y = W x + b; `stack` copies of it lie on a leading axis."""
 
     def __init__(self, d_in: int, d_out: int, *, rngs: nnx.Rngs, stack: tuple[int, ...] = ()):
-        self.weight = nnx.Param(jax.random.normal(rngs.params(), (*stack, d_out, d_in)) * d_in**-0.5)
-        self.bias = nnx.Param(jnp.zeros((*stack, d_out)))
+        self.weight = nnx.Param(jax.random.normal(rngs.params(), (*stack, d_out, d_in), jnp.float32) * d_in**-0.5)
+        self.bias = nnx.Param(jnp.zeros((*stack, d_out), jnp.float32))
 
 
 class Norm(nnx.Module):
     """Declares the scale and shift of a layer norm."""
 
     def __init__(self, width: int, *, stack: tuple[int, ...] = ()):
-        self.weight = nnx.Param(jnp.ones((*stack, width)))
-        self.bias = nnx.Param(jnp.zeros((*stack, width)))
+        self.weight = nnx.Param(jnp.ones((*stack, width), jnp.float32))
+        self.bias = nnx.Param(jnp.zeros((*stack, width), jnp.float32))
 
 
 class Blocks(nnx.Module):

@@ -130,6 +130,19 @@ def test_routers_on_the_hidden_state(name):
     both_write([0, 1], runs)
 
 
+@pytest.mark.parametrize("name", [*BY_HIDDEN, "r2r"])
+@pytest.mark.parametrize("threshold", [2, -1])
+def test_trained_routers_at_their_ends(name, threshold):
+    """A probability is never 2, and always above -1."""
+    cfg = HeadConfig(kind="r2r", hidden=WIDTH, width=12, top_k=5, blocks=2)
+    program = R2R(cfg) if name == "r2r" else BY_HIDDEN[name][0]
+    model = int((threshold < 0) != (name == "citer"))
+    params = dict(head=heads.init(program.head, 1), embedding=np.ones((VOCAB, WIDTH), np.float32))
+    alone = generate(Single(model), MODELS[:2], PROMPTS[1], limit=LIMIT, stops=STOPS)
+    want = alone.tokens, [model] * len(alone.tokens)
+    assert_same(program, PROMPTS[1], Sampler(), want, params=params, knobs=dict(threshold=threshold))
+
+
 def test_the_pretrained_model_may_be_the_small_one():
     program = CriticalTokens(CITER_HEAD, aligned=1, pretrained=0)
     head = heads.init(CITER_HEAD, 3)

@@ -37,4 +37,4 @@ class BiLD(Program):
         logs = jax.nn.log_softmax(draft.p_logits[:-1], axis=-1)
         distance = -jnp.take_along_axis(logs, draft.tokens[:, None], axis=-1)[:, 0]
         count = acceptance.leading(distance <= knobs["rollback"], draft.count)
-        return count, acceptance.draw(draft.p[count], jax.random.uniform(key, (), draft.p.dtype))
+        return count, acceptance.draw(draft.p[count], jax.random.uniform(key))
