@@ -147,6 +147,71 @@ def pack(spec: BankSpec, params: Params, adapter: Adapter) -> Bank:
     )
 
 
+def unpack(bank: Bank, slot: int, params: Params, like: Adapter) -> Adapter:
+    """The adapter in a slot of a bank: the inverse of `pack` and `write`, as for one that has been trained there.
+
+    A slot does not say which of its rows are room that was left, nor how its scale came about; `like`, the adapter that
+    was packed, does: name, sites, ranks, alpha, kinds and dtypes are its own, the values are the slot's. What has not
+    been trained comes back to the bit; a magnitude, which a slot holds divided by a norm, to the last place.
+
+    Args:
+      params: what the adapter was packed for.
+
+    Raises:
+      UserError: the slot does not hold such an adapter.
+    """
+    row = _slot_of(bank, slot)
+    who = f"adapter {like.name!r}"
+    sites = {
+        path: tuple(
+            w and _weights(f"{who} at {site_name(path)}", row, params, path, i, w) for i, w in enumerate(column)
+        )
+        for path, column in like.sites.items()
+    }
+    full = {
+        path: (np.asarray(row.whole[path[0]].values).astype(column[0].dtype),) for path, column in like.full.items()
+    }
+    return dataclasses.replace(like, sites=sites, full=full)
+
+
+def _slot_of(bank: Bank, slot: int) -> Bank:
+    """One slot on the host, without its expert axis."""
+    take = lambda axis: lambda leaf: np.take(np.asarray(leaf), slot, axis)
+    return Bank(
+        jax.tree.map(take(1 if bank.stacked else 0), bank.layers),
+        jax.tree.map(take(0), bank.ends),
+        jax.tree.map(take(0), bank.whole),
+    )
+
+
+def _weights(where: str, row: Bank, params: Params, path: Path, layer: int, like: LoRAWeights) -> LoRAWeights:
+    """One layer's update at a site."""
+    name = site_name(path)
+    try:
+        site = row.ends[name] if name in ENDS else _nested(row.at(layer), name)
+    except KeyError:
+        raise UserError(f"{where}: got a bank without this site, expected the one that it was packed for") from None
+    rank = like.rank
+    if site.a.shape[0] < rank or site.scale != site.scale.dtype.type(like.scale):
+        got = f"rank {site.a.shape[0]} and scale {site.scale:g}"
+        raise UserError(
+            f"{where}: got {got} in the slot, expected rank {rank} and scale {like.scale:g} as it was packed"
+        )
+    a, b = (np.asarray(v)[:rank].astype(own.dtype) for v, own in ((site.a, like.a), (site.b, like.b)))
+    magnitude = like.magnitude
+    if magnitude is not None:
+        norm = np.asarray(lora.norms(jnp.asarray(_base(params, name, layer)), a, b.T, like.scale))
+        magnitude = (site.growth * norm).astype(magnitude.dtype)
+    bias = None if like.bias is None else np.asarray(site.bias).astype(like.bias.dtype)
+    return dataclasses.replace(like, a=a, b=np.ascontiguousarray(b.T), magnitude=magnitude, bias=bias)
+
+
+def _nested(tree, name: str):
+    for key in name.split("."):
+        tree = tree[key]
+    return tree
+
+
 def projection_shape(params: Params, name: str) -> tuple[int, int]:
     """(F, D) of a site's projection: of an embedding, that of one-hot tokens, (D, V).
 
@@ -273,4 +338,4 @@ def _base(params: Params, name: str, layer: int) -> Array:
     return _leaf(params, name)[layer]
 
 
-__all__ = ["BankSpec", "new_bank", "pack", "site_name", "size", "write"]
+__all__ = ["BankSpec", "new_bank", "pack", "site_name", "size", "unpack", "write"]
