@@ -220,10 +220,10 @@ class Engine:
             running.anchor = int(report.anchor[row])
             if was_prefill:
                 self.usage.prefill_tokens += running.anchor - before
+            if was_prefill and running.unread < 2:  # no later token of the prompt fills a page that others could share
+                self._publish(running)
             given = report.tokens[row, : report.count[row]].tolist()
             running.tokens += given
-            if was_prefill and given:
-                self._publish(running)
             finished = trace = None
             if not report.active[row]:
                 finished = "stop" if given[-1] in running.request.stops else "length"
