@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from molora_jax.adapters.bank import Site
 from molora_jax.adapters.route import Choice
 from molora_jax.adapters.selection import Placement, Rule, select, softmax
 from molora_jax.config import UserError
@@ -48,11 +49,11 @@ def _linear(params: Params, x):
     return y + params["bias"].astype(wide) if "bias" in params else y
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["params", "placement", "temperature", "key"],
-    meta_fields=["rule", "pooling", "per_layer", "per_site"],
-)
+DATA = ["params", "placement", "temperature", "key"]
+SETTINGS = ["rule", "pooling", "per_layer", "per_site"]
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=DATA, meta_fields=SETTINGS)
 @dataclasses.dataclass(frozen=True)
 class Router:
     """Decides from the input of a block or a site; made by `new_router`. As `Route.router` it runs inside the decoder.
@@ -95,20 +96,26 @@ class Router:
         """Of each expert for each token, before any pooling."""
         return score(self.params[site] if self.per_site else self.params, x)
 
+    def judge(
+        self, key: str, x: Float[Array, "N D"], site: Site | None
+    ) -> tuple[Float[Array, "N J"], Bool[Array, "N J"] | None]:
+        """The scores of one decision, and which experts it may choose, if not all; kinds of routers differ in it."""
+        return self.scores(x, key), None
+
     def decide(
         self,
         key: str,
         x: Float[Array, "D N"],
-        site,
+        site: Site | None,
         given: Choice | None,
         layout: Layout,
         pool: Bool[Array, "N"] | None = None,
     ) -> Choice:
         """The choice of one decision; `bank.LayerExperts` calls it."""
-        scores, eligible = self.scores(x.T, key), None
+        scores, eligible = self.judge(key, x.T, site)
         if self.pooling is not None:
             scores, some = pooled(self.pooling, scores, layout, pool, self.temperature)
-            eligible = jnp.broadcast_to(some[:, None], scores.shape)
+            eligible = jnp.broadcast_to(some[:, None], scores.shape) if eligible is None else some[:, None] & eligible
         noise = None
         if self.key is not None:
             own = jax.random.fold_in(self.key, zlib.crc32(key.encode()))

@@ -47,6 +47,12 @@ def consistency(scores: Float[Array, "*L N J"], layout: Dense):
     return jnp.mean(jnp.sum(jnp.where(real, gini, 0), axis=-1) / jnp.maximum(jnp.sum(real), 1))
 
 
+def product_balance(scores: Float[Array, "*L N J"], valid: Bool[Array, "N"] | None = None):
+    """-log Π_i q_i, q the mean probabilities over layers and tokens (Wu et al. 2024, MoLE, eq. 8)."""
+    mean = _mean(_softmax(scores), valid)
+    return -jnp.sum(jnp.log(jnp.mean(mean.reshape(-1, mean.shape[-1]), axis=0)))
+
+
 def localized_balance(
     weights: Float[Array, "*L N J"],
     layout: Dense,

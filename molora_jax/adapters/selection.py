@@ -129,13 +129,17 @@ def _mixture(rule: Rule, scores, placement: Placement, given, mask, temperature)
         weights = mask / jnp.maximum(jnp.sum(mask, axis=-1, keepdims=True), 1).astype(scores.dtype)
     else:
         weights = softmax(scores / temperature, mask)
-    weights = placement.spread(weights)
-    if recorded:
+    return with_given(placement.spread(weights), given, factored=rule.factored)
+
+
+def with_given(weights: Float[Array, "N E"], given: Choice | None, *, factored: bool = False) -> Choice:
+    """The mixture by `weights` of the tokens for which nothing is given; of the others what is, as `select` says."""
+    if given is None:
+        return Choice(weights=weights, factored=factored)
+    if given.ids is None:
         return Choice(weights=with_gradient(given.weights, weights), gate=given.gate, factored=given.factored)
-    if given is not None:
-        whole = (given.ids[:, None] == jnp.arange(placement.size)).astype(weights.dtype)
-        weights = jnp.where((given.ids == ROUTED)[:, None], weights, whole)
-    return Choice(weights=weights, factored=rule.factored)
+    whole = (given.ids[:, None] == jnp.arange(weights.shape[1])).astype(weights.dtype)
+    return Choice(weights=jnp.where((given.ids == ROUTED)[:, None], weights, whole), factored=factored)
 
 
 def with_gradient(value: Array, through: Array) -> Array:
