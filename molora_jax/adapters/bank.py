@@ -108,6 +108,9 @@ def update(x: Float[Array, "D N"], site: Site, choice: Choice) -> Float[Array, "
         own = choice.weights @ bias
     else:
         own = jnp.where((choice.ids >= 0)[:, None], bias[jnp.maximum(choice.ids, 0)], 0)
+        if choice.weights is not None:
+            through = jnp.where((choice.ids >= 0)[:, None], choice.weights @ bias, 0)
+            own = own + (through - jax.lax.stop_gradient(through))
     own = own if choice.gate is None else own * choice.gate[:, None]
     return delta + own.T.astype(delta.dtype)
 
@@ -139,7 +142,7 @@ class LayerExperts:
         self._scale(block, x)
         if self.sites.get(block) and LAYER not in self.trace:
             router = self.route.router
-            if router is None or not router.per_site:
+            if LAYER in self.route.choices if router is None else not router.per_site:
                 self.trace[LAYER] = self._decide(LAYER, x, None)
 
     def project(self, block: str, name: str, y: Float[Array, "F N"], x: Float[Array, "D N"]) -> Float[Array, "F N"]:
