@@ -60,7 +60,9 @@ class Engine:
         self.slots = Slots(cfg, pages=pages, chunk=chunk, **sizes)
         choices = experts.choices * cfg.layers if experts and config.trace else 0
         self._table = new_table(config.max_rows, config.max_length, experts=experts is not None, traced=choices)
-        at = dict(pages=pages, page_size=config.page_size, dtype=_dtype(params), bank=experts and experts.library.bank)
+        at = dict(pages=pages, page_size=config.page_size, dtype=_dtype(params))
+        if experts:
+            at |= dict(bank=experts.library.bank, scout=experts.scouts)
         self._memory = new_memory(cfg, config.max_rows, config.max_length, **at)
         self._programs: dict[Bucket, jax.stages.Compiled] = {}
         row = self._entry(Request(prompt=[0]), 0, np.zeros_like(self._memory.tables[:, 0]), None)

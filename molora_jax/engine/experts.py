@@ -10,6 +10,7 @@ import numpy as np
 
 from molora_jax.adapters.bank import Bank
 from molora_jax.adapters.library import Library
+from molora_jax.adapters.mixtures.xlora import XLoRA
 from molora_jax.adapters.route import LAYER, NONE, ROUTED, Choice
 from molora_jax.config import UserError
 from molora_jax.typing import Array, Int
@@ -89,10 +90,18 @@ class Experts:
         return Adapters(self.library.bank, self.router, self._rule)
 
     @property
+    def scouts(self) -> bool:
+        """Whether the router reads hidden states of the base alone, a pass before the experts'."""
+        return isinstance(self.router, XLoRA)
+
+    @property
     def choices(self) -> int:
         """Choices that a token has in each layer."""
+        if self.scouts:
+            return max(len(self.router.sites), 1)
         sites = self.library.bank.layers if self.library.bank.stacked else self.library.bank.layers[0]
-        return sum(map(len, sites.values())) if self.router is not None and self.router.per_site else 1
+        per_site = self.router is not None and self.router.per_site
+        return sum(len(leaves) for block, leaves in sites.items() if block != "gates") if per_site else 1
 
     def check(self, adapter: str | None, route: Sequence[str | None] | None) -> None:
         """Raises `UserError` for names that are not in the library."""

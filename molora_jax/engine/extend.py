@@ -12,6 +12,7 @@ from molora_jax.engine.experts import Adapters, next_expert, traced
 from molora_jax.engine.sampling import log_prob, only_if, sample
 from molora_jax.engine.table import Memory, RequestTable
 from molora_jax.models import transformer
+from molora_jax.models.state import DecodeState
 from molora_jax.nn.layout import NOWHERE, ragged
 from molora_jax.typing import Array, Bool, Float, Int, Params
 
@@ -70,18 +71,27 @@ def extend(
     at = slot[jnp.minimum(layout.rows, bucket.rows - 1)], layout.positions
     last = jnp.maximum(ends - 1, 0)
     real = layout.rows < bucket.rows
-    experts, own = {}, {}
+    tokens, scout, experts, own = table.tokens[at], memory.scout, {}, {}
     if adapters is not None:
         ids = jnp.where(real, table.experts[at], NONE)
-        experts = dict(bank=adapters.bank, route=dataclasses.replace(Route.of(ids), router=adapters.router))
+        route, scout = _route(cfg, params, adapters, ids, tokens, layout, scout)
+        experts = dict(bank=adapters.bank, route=route)
         own = dict(bank=adapters.bank, ids=ids[last])
-    out = transformer.apply(cfg, params, table.tokens[at], layout, memory.state, **experts)
+    out = transformer.apply(cfg, params, tokens, layout, memory.state, **experts)
     scores = transformer.logits(cfg, params, out.hidden[last], **own)
     if table.trace is not None:
         to = jnp.where(real, at[0], NOWHERE), at[1]
         table = dataclasses.replace(table, trace=table.trace.at[to].set(traced(out.trace), mode="drop"))
-    memory = Memory(out.state, memory.anchor.at[_to(rows)].add(taken, mode="drop"), memory.tables)
+    memory = Memory(out.state, memory.anchor.at[_to(rows)].add(taken, mode="drop"), memory.tables, scout)
     return memory, _commit(table, adapters, rows, scores, ready=(taken > 0) & (taken == unread))
+
+
+def _route(cfg, params, adapters: Adapters, ids: Int[Array, "N"], tokens, layout, scout: DecodeState | None):
+    """Who decides: the ids, the router inside the layers, or one that reads what the base alone makes of the tokens."""
+    if scout is None:
+        return dataclasses.replace(Route.of(ids), router=adapters.router), None
+    first = transformer.apply(cfg, params, tokens, layout, scout)
+    return adapters.router.route(first.hidden).but(ids), first.state
 
 
 def _commit(

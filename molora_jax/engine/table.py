@@ -54,11 +54,13 @@ class Memory:
       state: its KV rows.
       anchor: how many of a request's tokens are in them.
       tables: the pages of each slot, one table a kind of layer.
+      scout: the state of the base alone, in pages of the same numbers, where its hidden states decide the route.
     """
 
     state: DecodeState
     anchor: Int[Array, "S"]
     tables: Int[Array, "kinds S P"]
+    scout: DecodeState | None = None
 
 
 def new_table(slots: int, length: int, *, experts: bool = False, traced: int = 0) -> RequestTable:
@@ -87,10 +89,13 @@ def new_memory(
     page_size: int,
     dtype,
     bank: Bank | None = None,
+    scout: bool = False,
 ) -> Memory:
     """An empty memory with `pages[k]` pages for every layer of kind k, and room for what the gates of a bank keep."""
+    sizes = dict(pages=pages, page_size=page_size, dtype=dtype)
     return Memory(
-        state=new_state(cfg, pages=pages, page_size=page_size, dtype=dtype, bank=bank, slots=slots),
+        state=new_state(cfg, **sizes, bank=bank, slots=slots),
+        scout=new_state(cfg, **sizes) if scout else None,
         anchor=jnp.zeros((slots,), jnp.int32),
         tables=jnp.zeros((len(cfg.kinds), slots, -(-length // page_size)), jnp.int32),
     )
@@ -128,7 +133,7 @@ def enter(memory: Memory, table: RequestTable, slot: Int[Array, ""], entry: Entr
         trace=None if table.trace is None else put(table.trace, 0),
     )
     tables = memory.tables.at[:, slot].set(entry.tables)
-    return Memory(memory.state, put(memory.anchor, entry.anchor), tables), table
+    return Memory(memory.state, put(memory.anchor, entry.anchor), tables, memory.scout), table
 
 
 def stop(table: RequestTable, slots: Bool[Array, "S"]) -> RequestTable:

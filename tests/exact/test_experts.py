@@ -11,7 +11,9 @@ import pytest
 from molora_jax.adapters import adapter as adapters
 from molora_jax.adapters.fresh import fresh
 from molora_jax.adapters.library import Library
+from molora_jax.adapters.mixtures.xlora import xlora
 from molora_jax.adapters.route import NONE, Route
+from molora_jax.adapters.router import new_router
 from molora_jax.adapters.spec import BankSpec
 from molora_jax.compilation import counted
 from molora_jax.config import UserError
@@ -190,3 +192,57 @@ def test_a_rule_beyond_the_vocabulary_is_refused():
     cfg, params = model()
     with pytest.raises(UserError, match="rule: got token id 97, expected 0 to 96"):
         Experts(library(1, params), cfg.vocab, rule={97: "plain"})
+
+
+def decided(request: Request, route) -> list[int]:
+    """Greedy tokens, everything read anew; `route(cfg, params, tokens, layout)` decides for a whole padded row."""
+    cfg, params = model()
+    bank, tokens = routed_library().bank, list(request.prompt)
+
+    @jax.jit
+    def scores(params, bank, padded, length):
+        layout = dense(1, naive.LENGTH, valid=(jnp.arange(naive.LENGTH) < length)[None])
+        how = dict(bank=bank, route=route(cfg, params, padded, layout))
+        hidden = transformer.apply(cfg, params, padded, layout, **how).hidden
+        return transformer.logits(cfg, params, hidden[length - 1][None])[0]
+
+    while len(tokens) < len(request.prompt) + request.max_new_tokens:
+        padded = np.zeros(naive.LENGTH, np.int32)
+        padded[: len(tokens)] = tokens
+        tokens.append(int(np.argmax(scores(params, bank, padded, np.int32(len(tokens))))))
+    return tokens[len(request.prompt) :]
+
+
+@functools.cache
+def routed_library() -> Library:
+    """Experts of the layers alone, which a router may choose from."""
+    every = [expert("plain"), expert("rslora")]
+    made = Library(BankSpec.holding(every, slots=3, dtype=jnp.float64), model()[1])
+    for adapter in every:
+        made.add(adapter)
+    return made
+
+
+@pytest.mark.parametrize("kind", ["hard", "xlora"])
+def test_a_router_decides_for_every_token_as_without_a_cache(kind):
+    """In chunks and step by step; X-LoRA reads the base's hidden states, which have a cache of their own."""
+    cfg, params = model()
+    lib = routed_library()
+    names = ("rslora", "plain")
+    slots = lib.slots(names)
+    if kind == "hard":
+        router = new_router(cfg.width, 2, dtype=jnp.float64).placed(slots, 3)
+        route = lambda *_: Route(router=router)
+    else:
+        router = xlora(cfg.width, 2, cfg.layers, temperature=0.1).placed(slots, 3)
+        route = lambda cfg, params, tokens, layout: router.route(transformer.apply(cfg, params, tokens, layout).hidden)
+    sizes = dict(max_rows=2, max_length=naive.LENGTH, page_size=3, prefill_chunk=7, block=5, trace=True)
+    engine = Engine(cfg, params, EngineConfig(**sizes), Experts(lib, cfg.vocab, router=router))
+    requests = [Request(prompt=prompt(i, 5 + 4 * i), max_new_tokens=12) for i in range(3)]
+    requests.append(Request(prompt=prompt(8, 4), max_new_tokens=8, adapter="plain"))
+    events = engine.run(requests)
+    for event, request in zip(events[:3], requests, strict=False):
+        assert event.tokens == decided(request, route)
+        assert len(event.trace) == len(request.prompt) + 11
+    assert {name for event in events[:3] for names in event.trace for name in names} == set(names)
+    assert events[3].tokens == naive.generate(*merged("plain"), requests[3])[0]

@@ -11,7 +11,7 @@ from molora_jax.adapters.route import LAYER, Choice, Route
 from molora_jax.adapters.router import Scorer, score
 from molora_jax.adapters.selection import Placement, best_k
 from molora_jax.config import UserError
-from molora_jax.typing import Array, Float, Params
+from molora_jax.typing import Array, Float, Int, Params
 
 
 @functools.partial(
@@ -40,6 +40,10 @@ class XLoRA:
     sites: tuple[str, ...] = ()
     layerwise: bool = True
     k: int | None = None
+
+    def placed(self, slots: Int[Array, "J"], size: int) -> "XLoRA":
+        """The same with its experts in these slots of a bank of `size`."""
+        return dataclasses.replace(self, placement=Placement(jnp.asarray(slots, jnp.int32), size))
 
     def weights(self, hidden: Float[Array, "N D"]) -> dict[str, Float[Array, "*L N J"]]:
         """Of the experts, by decision."""
