@@ -21,6 +21,10 @@ def adapter_digest(adapter: Adapter) -> str:
     for kind in (adapter.full, adapter.base):
         for path, column in sorted(kind.items()):
             _add(digest, f"{path}", *column)
+    for group in adapter.gates:
+        for layer, core in enumerate(group.cores):
+            for path, leaf in _leaves(core):
+                _add(digest, f"{adapter.gate} {group.sites} {layer} {path}", np.asarray(leaf))
     return digest.hexdigest()
 
 

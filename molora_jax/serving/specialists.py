@@ -4,8 +4,10 @@ import sys
 from collections.abc import Sequence
 
 from molora_jax.adapters.library import Library
+from molora_jax.adapters.mixtures.classifier import PromptClassifier
 from molora_jax.adapters.spec import BankSpec
 from molora_jax.checkpoints import peft
+from molora_jax.checkpoints import router as routers
 from molora_jax.checkpoints.model import Model
 from molora_jax.config import UserError
 from molora_jax.engine.experts import Experts
@@ -28,7 +30,7 @@ def load(
       route: "row" and "token" leave it to each request; "vocab" needs a rule, "router" a router.
       rule: "name=from-to" for a range of token ids, both ends included, or "name=<token>" for one token; "base" is no
         expert.
-      router: folder of a router's checkpoint.
+      router: folder of a router's checkpoint, whose experts are those of `adapters` in their order.
 
     Raises:
       UserError: a flag that reads otherwise, or what loading says.
@@ -50,10 +52,16 @@ def load(
     names = [adapter.name for adapter in found]
     if len(set(names)) < len(names) or "base" in names:
         raise UserError(f"adapters: got the names {', '.join(names)}, expected different ones, and none of them base")
-    library = Library(BankSpec.holding(found, slots=min(slots, len(found)), dtype=_dtype(model)), model.params)
+    slots = len(found) if router else min(slots, len(found))
+    library = Library(BankSpec.holding(found, slots=slots, dtype=_dtype(model)), model.params)
     for adapter in found:
         library.add(adapter)
-    return Experts(library, model.cfg.vocab, rule=_rule(model, rule, names))
+    decides = routers.load(router, found, model.params) if router else None
+    if isinstance(decides, PromptClassifier):
+        raise UserError("router: got a prompt classifier, expected one for tokens: give each prompt its own adapter")
+    if decides is not None:
+        decides = decides.placed(library.slots(tuple(names)), slots)
+    return Experts(library, model.cfg.vocab, router=decides, rule=_rule(model, rule, names))
 
 
 def _rule(model: Model, items: Sequence[str], names: list[str]) -> dict[int, str | None]:

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
+from molora_jax.adapters.router import new_router
 from molora_jax.checkpoints import peft
+from molora_jax.checkpoints import router as routers
 from molora_jax.checkpoints.model import Model
 from molora_jax.config import UserError
 from molora_jax.serving import specialists
@@ -49,6 +51,17 @@ def test_a_rule_reads_ranges_and_tokens(model, folders):
     slots, end = found.library.resident, model.tokenizer.encode("<|im_end|>", special=False)[0]
     table = found.adapters.rule
     assert [table[i] for i in (29, 30, 33, 34, end, 5)] == [-3, slots["a"], slots["a"], -3, slots["b"], -1]
+
+
+def test_a_router_comes_with_its_experts_in_their_order(model, folders, tmp_path):
+    order = [f"a={folders['rslora']}", f"b={folders['plain']}"]
+    kinds = [peft.load(folders[kind], model.cfg)[0] for kind in ("rslora", "plain")]
+    routers.save(tmp_path, new_router(model.cfg.width, 2, seed=3), kinds, model.params)
+    found = specialists.load(model, order, route="router", router=str(tmp_path))
+    want = [found.library.resident[name] for name in ("a", "b")]
+    np.testing.assert_array_equal(found.router.placement.slots, want)
+    with pytest.raises(UserError, match="expert"):
+        specialists.load(model, order[::-1], route="router", router=str(tmp_path))
 
 
 BAD = {
