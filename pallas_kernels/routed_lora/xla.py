@@ -29,7 +29,7 @@ def choose(n: int, pair: Banks) -> tuple[str, int]:
     if common.target()[0] == "cpu" and n >= max(2 * e, 8):
         # In a whole model the banks come from memory, which `tune`, one call after another, finds in the cache:
         # there this takes 0.8 × the time of the loop (8 experts, 32 tokens) to 0.85 × (16 experts, 512 tokens).
-        return "capacity", 1 << (2 * n // e - 1).bit_length()
+        return "capacity", common.round_up(2 * n // e if n < 16 * e else 3 * n // (2 * e), 4)
     gathered = n * r * (pair.width_in + pair.width_out)
     fits = {"gather": gathered <= GATHER_LIMIT, "packed": n * e * r <= PACKED_LIMIT}
     row = measured(n, pair)
@@ -135,13 +135,13 @@ def capacity(x, pair: Banks, ids, mult, room: int):
     place = jnp.sum(jnp.where(mine, jnp.cumsum(mine, axis=0) - 1, 0), axis=1)
     slot = jnp.where((ids < 0) | (ids >= e), e * room, ids * room + place)
     token = jnp.full((e * room,), n, jnp.int32).at[slot].set(jnp.arange(n, dtype=jnp.int32), mode="drop")
-    laid = lambda v: v.at[token].get(mode="fill", fill_value=0).reshape(e, room, -1)
+    laid = lambda v: v.at[token].get(mode="clip").reshape(e, room, -1)  # places left over are never read
 
     def roomy(x):
         u = product(f"ecd,{pair.down_axes}->ecr", laid(x), pair.down, sums(x, pair))
         h = (u * laid(mult.reshape(n, -1))).astype(operand(x, pair.up))
         y = product(f"ecr,{pair.up_axes}->ecf", h, pair.up, sums(x, pair))
-        flat = lambda v: v.reshape(e * room, -1).at[slot].get(mode="fill", fill_value=0)
+        flat = lambda v: v.reshape(e * room, -1).at[slot].get(mode="clip")
         return flat(y), flat(u)
 
     if room >= n:
