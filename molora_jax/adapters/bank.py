@@ -1,15 +1,18 @@
 """A bank of experts on the device: one slot each, the same low-rank shapes for all, and applying them."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 
+from molora_jax.adapters import bank_gates
+from molora_jax.adapters.bank_gates import GateSpec, GateStack
 from molora_jax.adapters.route import LAYER, Choice, Route
 from molora_jax.config import UserError
 from molora_jax.nn.layout import Layout
 from molora_jax.nn.linear import linear
-from molora_jax.typing import Array, Bool, Float, Int
+from molora_jax.typing import Array, Bool, Float, Int, Params
 from pallas_kernels.routed_lora import routed_lora
 
 
@@ -47,26 +50,32 @@ class Whole:
     used: Bool[Array, "E"]
 
 
-@jax.tree_util.register_dataclass
+Layer = dict[str, dict[str, Site | GateStack]]
+"""The sites of one layer by block, {"attn": {"q_proj": Site}, "mlp": …}, and the "gates" of its experts."""
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["layers", "ends", "whole"], meta_fields=["gates"])
 @dataclasses.dataclass(frozen=True)
 class Bank:
     """E slots of experts; made by `adapters.spec.new_bank`, filled by `adapters.library`.
 
     Attributes:
-      layers: as the model's: a dict of stacks, or a list of dicts; {"attn": {"q_proj": Site}, "mlp": …}.
+      layers: as the model's: a dict of stacks, or a list of dicts.
       ends: "embed" and "head", where experts adapt them.
       whole: "embed" and "head", where experts replace them.
+      gates: what token-dependent scales there are.
     """
 
-    layers: dict[str, dict[str, Site]] | list[dict[str, dict[str, Site]]]
+    layers: Layer | list[Layer]
     ends: dict[str, Site] = dataclasses.field(default_factory=dict)
     whole: dict[str, Whole] = dataclasses.field(default_factory=dict)
+    gates: GateSpec | None = None
 
     @property
     def stacked(self) -> bool:
         return isinstance(self.layers, dict)
 
-    def at(self, layer: int) -> dict[str, dict[str, Site]]:
+    def at(self, layer: int) -> Layer:
         """The sites of one layer."""
         return jax.tree.map(lambda leaf: leaf[layer], self.layers) if self.stacked else self.layers[layer]
 
@@ -99,6 +108,9 @@ def update(x: Float[Array, "D N"], site: Site, choice: Choice) -> Float[Array, "
         own = choice.weights @ bias
     else:
         own = jnp.where((choice.ids >= 0)[:, None], bias[jnp.maximum(choice.ids, 0)], 0)
+        if choice.weights is not None:
+            through = jnp.where((choice.ids >= 0)[:, None], choice.weights @ bias, 0)
+            own = own + (through - jax.lax.stop_gradient(through))
     own = own if choice.gate is None else own * choice.gate[:, None]
     return delta + own.T.astype(delta.dtype)
 
@@ -119,15 +131,18 @@ class LayerExperts:
     one that decides for each site reads the site's own input.
     """
 
-    def __init__(self, sites: dict[str, dict[str, Site]], route: Route, layout: Layout):
-        self.sites, self.route, self.layout = sites, route, layout
+    def __init__(self, sites: Layer, route: Route, gates: GateSpec | None, layout: Layout, memory: dict[str, Params]):
+        """`memory` is the gates' state of the layout's rows in this layer; {} in a `Dense` layout."""
+        self.sites, self.route, self.gates, self.layout, self.memory = sites, route, gates, layout, memory
         self.trace: dict[str, Choice] = {}
+        self._scales: dict[str, Array] = {}
 
     def see(self, block: str, x: Float[Array, "D N"]) -> None:
         """Shows the input of a block ("attn", then "mlp")."""
+        self._scale(block, x)
         if self.sites.get(block) and LAYER not in self.trace:
             router = self.route.router
-            if router is None or not router.per_site:
+            if LAYER in self.route.choices if router is None else not router.per_site:
                 self.trace[LAYER] = self._decide(LAYER, x, None)
 
     def project(self, block: str, name: str, y: Float[Array, "F N"], x: Float[Array, "D N"]) -> Float[Array, "F N"]:
@@ -138,7 +153,27 @@ class LayerExperts:
         key = f"{block}.{name}"
         if LAYER not in self.trace or key in self.route.choices:
             self.trace[key] = self._decide(key, x, site)
-        return adapt(y, x, site, self.trace.get(key, self.trace.get(LAYER)))
+        choice = self.trace.get(key, self.trace.get(LAYER))
+        self._scale(key, x)
+        if key in self._scales:
+            choice = bank_gates.scaled(choice, self._scales[key], site.a.shape[1])
+        return adapt(y, x, site, choice)
+
+    def _scale(self, source: str, x: Float[Array, "D N"]) -> None:
+        """Runs the gates that read an input, a block's or a site's own."""
+        for name, groups in (self.gates.stacks if self.gates else {}).items():
+            if name.partition("/")[0] != source or groups[0][0] in self._scales:
+                continue
+            h = None
+            if self.gates.config.reads == "h":
+                own = [self.sites[block][leaf].a for block, leaf in (group[0].split(".") for group in groups)]
+                h = jnp.stack([jnp.einsum("erd,dn->ner", a[:, : self.gates.rank], x) for a in own], axis=2)
+            found, state = bank_gates.scales(
+                self.gates, name, self.sites["gates"][name], x, h, self.layout, self.memory.get(name)
+            )
+            self._scales |= found
+            if self.memory:
+                self.memory = self.memory | {name: state}
 
     def _decide(self, key: str, x, site: Site | None) -> Choice:
         given = self.route.choices.get(key, self.route.choices.get(LAYER))

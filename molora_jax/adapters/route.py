@@ -19,7 +19,10 @@ LAYER = "layer"
 """Name of the decision that a layer takes once, for all its projections."""
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["ids", "weights", "gate"], meta_fields=["factored"])
+_CHOICE = ["ids", "weights", "gate", "scores"]
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=_CHOICE, meta_fields=["factored"])
 @dataclasses.dataclass(frozen=True)
 class Choice:
     """The experts of N tokens, for one decision; with a leading axis L, for the same decision in every layer.
@@ -30,17 +33,20 @@ class Choice:
         gradient does.
       gate: multiplies the update.
       factored: the mixture is of the factors, (Σ w_e s_e B_e)(Σ w_e A_e) x, not of the products Σ w_e s_e B_e A_e x.
+      scores: what a router gave each of its J experts, for its losses and metrics; the experts do not look at them.
     """
 
     ids: Int[Array, "*L N"] | None = None
     weights: Float[Array, "*L N E"] | None = None
     gate: Float[Array, "*L N"] | None = None
     factored: bool = False
+    scores: Float[Array, "*L N J"] | None = None
 
     def at(self, layer: Int[Array, ""] | int) -> "Choice":
         """The choice in one layer."""
         pick = lambda leaf, ndim: leaf[layer] if leaf is not None and leaf.ndim == ndim else leaf
-        return Choice(pick(self.ids, 2), pick(self.weights, 3), pick(self.gate, 2), self.factored)
+        picked = dict(ids=pick(self.ids, 2), weights=pick(self.weights, 3), gate=pick(self.gate, 2))
+        return Choice(**picked, scores=pick(self.scores, 3), factored=self.factored)
 
 
 @jax.tree_util.register_dataclass
@@ -51,8 +57,8 @@ class Route:
     Attributes:
       choices: given ones, by the decision's name: `LAYER`, or a site as "attn.q_proj" where it differs there. The
         trace of a run is such a table, and replays it. Ids of `ROUTED` are left to the router.
-      router: decides the rest (see `adapters.router`); beside ids that were recorded, it gives their weights or gates,
-        so that its gradient is that of the recorded route.
+      router: decides the rest (see `adapters.router`). What is given keeps its value, and beside it the router's
+        gradient is that of the given route; a gate that is not given is the router's.
       pool: the tokens that a decision for a whole row looks at; by default all valid ones.
     """
 

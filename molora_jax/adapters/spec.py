@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from molora_jax.adapters import lora
+from molora_jax.adapters import bank_gates, lora
 from molora_jax.adapters.adapter import EMBED, HEAD, Adapter, LoRAWeights, Path
-from molora_jax.adapters.bank import Bank, Site, Whole
+from molora_jax.adapters.bank import Bank, Layer, Site, Whole
+from molora_jax.adapters.bank_gates import GateSpec
 from molora_jax.config import UserError
 from molora_jax.typing import Array, Params
 
@@ -28,6 +29,7 @@ class BankSpec:
       biases: room for the experts' own biases (PEFT's `lora_bias`).
       magnitudes: room for DoRA.
       whole: which of "embed" and "head" experts may replace (PEFT's `modules_to_save`); costs E copies of it.
+      gates: room for token-dependent scales (`adapters.gate`), of one kind and rank.
       dtype: of the factors.
     """
 
@@ -36,11 +38,14 @@ class BankSpec:
     biases: bool = False
     magnitudes: bool = False
     whole: tuple[str, ...] = ()
+    gates: GateSpec | None = None
     dtype: Any = jnp.float32
 
     def __post_init__(self):
         if self.slots < 1:
             raise UserError(f"bank: got {self.slots} slots, expected at least 1")
+        if self.gates and (self.biases or self.magnitudes):
+            raise UserError("bank: got gates beside biases or DoRA, expected plain LoRA beside them: make two banks")
 
     @classmethod
     def holding(cls, adapters: Sequence[Adapter], *, slots: int | None = None, dtype=jnp.float32) -> "BankSpec":
@@ -56,6 +61,7 @@ class BankSpec:
             biases=any(weights.bias is not None for weights in every),
             magnitudes=any(weights.magnitude is not None for weights in every),
             whole=tuple(sorted({path[0] for adapter in adapters for path in adapter.full if path[0] in ENDS})),
+            gates=GateSpec.holding(adapters, site_name),
             dtype=dtype,
         )
 
@@ -73,24 +79,27 @@ def new_bank(spec: BankSpec, params: Params, *, abstract: bool = False) -> Bank:
     """
     make = jax.ShapeDtypeStruct if abstract else jnp.zeros
     stacked = isinstance(params["layers"], dict)
-    sites: dict[str, dict[str, Site]] = {}
+    lead = (_depth(params), spec.slots) if stacked else (spec.slots,)
+    sites: Layer = {}
     ends = {}
     for name, rank in spec.ranks.items():
-        lead, (out, width) = _shape(params, name)[0], projection_shape(params, name)
+        out, width = projection_shape(params, name)
         if name in ENDS:
             ends[name] = _empty_site(spec, (spec.slots,), rank, out, width, make)
         else:
             block, leaf = name.split(".")
-            lead = (*lead, spec.slots) if stacked else (spec.slots,)
             sites.setdefault(block, {})[leaf] = _empty_site(spec, lead, rank, out, width, make)
+    if spec.gates:
+        widths = {name: projection_shape(params, name)[1] for name in spec.ranks}
+        sites["gates"] = bank_gates.empty(spec.gates, lead, widths, make)
     whole = {}
     for name in spec.whole:
-        shape = (spec.slots, *_shape(params, name)[1])
+        shape = (spec.slots, *_leaf(params, name).shape)
         whole[name] = Whole(make(shape, spec.dtype), make((spec.slots,), bool))
     if stacked or abstract:
-        return Bank(sites if stacked else [sites] * len(params["layers"]), ends, whole)
+        return Bank(sites if stacked else [sites] * len(params["layers"]), ends, whole, spec.gates)
     copies = [sites] + [jax.tree.map(jnp.copy, sites) for _ in params["layers"][1:]]
-    return Bank(copies, ends, whole)
+    return Bank(copies, ends, whole, spec.gates)
 
 
 def size(spec: BankSpec, params: Params) -> int:
@@ -108,31 +117,34 @@ def pack(spec: BankSpec, params: Params, adapter: Adapter) -> Bank:
     who = f"adapter {adapter.name!r}"
     _check(spec, who, adapter)
     empty = new_bank(spec, params, abstract=True)
-    depth = len(params["layers"]) if not empty.stacked else None
+    depth = _depth(params)
     columns = {site_name(path): column for path, column in adapter.sites.items()}
+    for name, column in columns.items():
+        if name not in ENDS and len(column) != depth:
+            raise UserError(f"{who} at {name}: got {len(column)} layers, expected the model's {depth}")
+    slots = empty.layers
+    slots = jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape[1:], v.dtype), slots) if empty.stacked else slots[0]
+    row = lambda name, slot, i: _row(
+        f"{who} at {name}", slot, columns[name][i] if name in columns else None, lambda: _base(params, name, i)
+    )
 
-    def site(name: str, slot: Site, column: Sequence[LoRAWeights | None], layers: int | None) -> Site:
-        if layers is not None and len(column) != layers:
-            raise UserError(f"{who} at {name}: got {len(column)} layers, expected the model's {layers}")
-        rows = [_row(f"{who} at {name}", slot, w, lambda i=i: _base(params, name, i)) for i, w in enumerate(column)]
-        return jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
+    def layer(i: int) -> Layer:
+        blocks = {block: sites for block, sites in slots.items() if block != "gates"}
+        rows = {
+            block: {leaf: row(f"{block}.{leaf}", slot, i) for leaf, slot in sites.items()}
+            for block, sites in blocks.items()
+        }
+        if spec.gates:
+            rows["gates"] = bank_gates.rows(spec.gates, slots["gates"], adapter, site_name, i)
+        return rows
 
-    layers: dict[str, dict[str, Site]] = {}
-    for name in spec.ranks:
-        if name not in ENDS:
-            block, leaf = name.split(".")
-            count = depth or _leaf(params, name).shape[0]
-            slot = empty.layers[block][leaf] if empty.stacked else empty.layers[0][block][leaf]
-            slot = jax.tree.map(lambda v: v if not empty.stacked else jax.ShapeDtypeStruct(v.shape[1:], v.dtype), slot)
-            layers.setdefault(block, {})[leaf] = site(name, slot, columns.get(name, (None,) * count), count)
-    ends = {
-        name: jax.tree.map(lambda v: v[0], site(name, slot, columns.get(name, (None,)), None))
-        for name, slot in empty.ends.items()
-    }
-    whole = {name: _whole(who, name, slot, adapter) for name, slot in empty.whole.items()}
-    if empty.stacked:
-        return Bank(layers, ends, whole)
-    return Bank([jax.tree.map(lambda v, i=i: v[i], layers) for i in range(depth)], ends, whole)
+    layers = [layer(i) for i in range(depth)]
+    return Bank(
+        jax.tree.map(lambda *leaves: np.stack(leaves), *layers) if empty.stacked else layers,
+        {name: row(name, slot, 0) for name, slot in empty.ends.items()},
+        {name: _whole(who, name, slot, adapter) for name, slot in empty.whole.items()},
+        spec.gates,
+    )
 
 
 def unpack(bank: Bank, slot: int, params: Params, like: Adapter) -> Adapter:
@@ -206,7 +218,7 @@ def projection_shape(params: Params, name: str) -> tuple[int, int]:
     Raises:
       UserError: the model has no such site.
     """
-    out, width = _shape(params, name)[1]
+    out, width = _leaf(params, name).shape[-2:]
     return (width, out) if name == "embed" else (out, width)
 
 
@@ -219,6 +231,7 @@ def write(bank: Bank, slot: Array, row: Bank) -> Bank:
         jax.tree.map(put(1 if bank.stacked else 0), bank.layers, row.layers),
         jax.tree.map(put(0), bank.ends, row.ends),
         jax.tree.map(put(0), bank.whole, row.whole),
+        bank.gates,
     )
 
 
@@ -236,6 +249,18 @@ def _check(spec: BankSpec, who: str, adapter: Adapter) -> None:
             raise UserError(f"{who}: got a lora_bias at {name}, expected none: make the bank with biases=True")
         if weights.magnitude is not None and not spec.magnitudes:
             raise UserError(f"{who}: got DoRA at {name}, expected plain LoRA: make the bank with magnitudes=True")
+    room = {frozenset(group) for group in spec.gates.groups} if spec.gates else set()
+    for group in adapter.gates:
+        names = [site_name(path) for path in group.sites]
+        if frozenset(names) not in room or spec.gates.config != adapter.gate:
+            raise UserError(
+                f"{who}: got {adapter.gate.kind} gates at {', '.join(names)}, expected {spec.gates or 'none'}"
+            )
+        ranks = {
+            adapter.sites[path][i].rank for path in group.sites for i, c in enumerate(group.cores) if c is not None
+        }
+        if ranks - {spec.gates.rank}:
+            raise UserError(f"{who}: got gates over ranks {sorted(ranks)}, expected {spec.gates.rank}, the bank's")
     for path in adapter.full:
         if path not in ((*EMBED, "weight"), (*HEAD, "weight")) or path[0] not in spec.whole:
             raise UserError(
@@ -284,10 +309,10 @@ def _whole(who: str, name: str, slot: Whole, adapter: Adapter) -> Whole:
     return Whole(column[0].astype(slot.values.dtype), np.True_)
 
 
-def _shape(params: Params, name: str) -> tuple[tuple[int, ...], tuple[int, int]]:
-    """(leading axes, (F, D)) of a site's weight."""
-    *lead, out, width = _leaf(params, name).shape
-    return tuple(lead), (out, width)
+def _depth(params: Params) -> int:
+    """L."""
+    layers = params["layers"]
+    return len(layers) if isinstance(layers, list) else jax.tree.leaves(layers)[0].shape[0]
 
 
 def _leaf(params: Params, name: str) -> Array:

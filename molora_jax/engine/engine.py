@@ -60,9 +60,8 @@ class Engine:
         self.slots = Slots(cfg, pages=pages, chunk=chunk, **sizes)
         choices = experts.choices * cfg.layers if experts and config.trace else 0
         self._table = new_table(config.max_rows, config.max_length, experts=experts is not None, traced=choices)
-        self._memory = new_memory(
-            cfg, config.max_rows, config.max_length, pages=pages, page_size=config.page_size, dtype=_dtype(params)
-        )
+        at = dict(pages=pages, page_size=config.page_size, dtype=_dtype(params), bank=experts and experts.library.bank)
+        self._memory = new_memory(cfg, config.max_rows, config.max_length, **at)
         self._programs: dict[Bucket, jax.stages.Compiled] = {}
         row = self._entry(Request(prompt=[0]), 0, np.zeros_like(self._memory.tables[:, 0]), None)
         lower_enter = jax.jit(enter, donate_argnums=(0, 1)).lower
@@ -171,8 +170,8 @@ class Engine:
         return entry(self.config, request, anchor=shared, tables=tables, experts=ids)
 
     def _own(self, number: int) -> int | None:
-        """A mark that keeps a traced request from sharing pages: the choices behind them would be missing."""
-        return number if self.config.trace else None
+        """A mark that keeps a request from sharing pages where what goes with them, choices or gates, is not kept."""
+        return number if self.config.trace or self._memory.state.gates else None
 
     def _end(self, slots: Sequence[int]) -> None:
         mask = np.zeros(self.config.max_rows, bool)
@@ -221,10 +220,10 @@ class Engine:
             running.anchor = int(report.anchor[row])
             if was_prefill:
                 self.usage.prefill_tokens += running.anchor - before
+            if was_prefill and running.unread < 2:  # no later token of the prompt fills a page that others could share
+                self._publish(running)
             given = report.tokens[row, : report.count[row]].tolist()
             running.tokens += given
-            if was_prefill and given:
-                self._publish(running)
             finished = trace = None
             if not report.active[row]:
                 finished = "stop" if given[-1] in running.request.stops else "length"

@@ -65,6 +65,7 @@ def extend(
         tokens=bucket.tokens,
         tile=bucket.tile,
         page_size=memory.state.page_size,
+        slots=_to(rows),
     )
     at = slot[jnp.minimum(layout.rows, bucket.rows - 1)], layout.positions
     last = jnp.maximum(ends - 1, 0)

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from molora_jax.adapters.bank import Bank
 from molora_jax.config import ModelConfig
 from molora_jax.engine.sampling import Sampling
 from molora_jax.models.state import DecodeState, new_state
@@ -77,10 +78,19 @@ def new_table(slots: int, length: int, *, experts: bool = False, traced: int = 0
     )
 
 
-def new_memory(cfg: ModelConfig, slots: int, length: int, *, pages: tuple[int, ...], page_size: int, dtype) -> Memory:
-    """An empty memory with `pages[k]` pages for every layer of kind k."""
+def new_memory(
+    cfg: ModelConfig,
+    slots: int,
+    length: int,
+    *,
+    pages: tuple[int, ...],
+    page_size: int,
+    dtype,
+    bank: Bank | None = None,
+) -> Memory:
+    """An empty memory with `pages[k]` pages for every layer of kind k, and room for what the gates of a bank keep."""
     return Memory(
-        state=new_state(cfg, pages=pages, page_size=page_size, dtype=dtype),
+        state=new_state(cfg, pages=pages, page_size=page_size, dtype=dtype, bank=bank, slots=slots),
         anchor=jnp.zeros((slots,), jnp.int32),
         tables=jnp.zeros((len(cfg.kinds), slots, -(-length // page_size)), jnp.int32),
     )

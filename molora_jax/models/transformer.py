@@ -133,13 +133,14 @@ class _Place:
     kind: Int[Array, ""]  # page table it uses
     base: Int[Array, ""]  # first row of its share of the KV table
     window: Int[Array, ""]
+    layer: Int[Array, ""]
     rotation: Int[Array, ""]  # rotary embedding it uses
 
 
 def _places(cfg: ModelConfig, state: DecodeState | None) -> list[_Place]:
     bases = state.bases(cfg) if state is not None else (0,) * cfg.layers
     rotations = [int(window > 0 and cfg.local_rope is not None) for window in cfg.windows]
-    columns = np.array([cfg.kind_of_layer, bases, cfg.windows, rotations], np.int32)
+    columns = np.array([cfg.kind_of_layer, bases, cfg.windows, range(cfg.layers), rotations], np.int32)
     return [_Place(*column) for column in columns.T]
 
 
@@ -185,7 +186,7 @@ def _unrolled(block, layers, bank, route, places, x, state, tap: bool):
         raise UserError("apply: got a stacked bank for unrolled layers, expected one made for these parameters")
     kept = []
     for i, place in enumerate(places):
-        experts = None if bank is None else (bank.at(i), route.at(i))
+        experts = None if bank is None else (bank.at(i), route.at(i), bank.gates)
         x, state, trace = block((layers[i], experts), place, x, state)
         kept.append((x if tap else None, trace))
     return x, state, jax.tree.map(lambda *leaves: jnp.stack(leaves), *kept)
@@ -198,7 +199,7 @@ def _scanned(block, layers, bank, route, places, x, state, tap: bool):
 
     def step(carry, layer):
         weights, sites, place, i = layer
-        experts = None if bank is None else (sites, route.at(i))
+        experts = None if bank is None else (sites, route.at(i), bank.gates)
         x, state, trace = block((weights, experts), place, *carry)
         return (x, state), (x if tap else None, trace)
 
@@ -236,7 +237,8 @@ def _rotations(cfg: ModelConfig, layout: Layout, dtype) -> tuple[Array, Array]:
 def _block(cfg, layout, rotations, layer, place, x, state):
     """One pre-norm layer on the residual stream x: [D, N]. A jit of its own: unrolled layers are traced once."""
     weights, experts = layer
-    experts = experts and LayerExperts(*experts, layout)
+    remembered = _recall(state, layout, place)
+    experts = experts and LayerExperts(*experts, layout, remembered)
     norm = functools.partial(rms_norm, eps=cfg.norm_eps, offset=cfg.norm_offset)
     out, state = _attention(
         cfg, layout, rotations, weights["attn"], experts, place, norm(x, weights["attn_norm"]["weight"]), state
@@ -244,7 +246,21 @@ def _block(cfg, layout, rotations, layer, place, x, state):
     x = x + (norm(out, weights["attn_post_norm"]["weight"]) if cfg.post_norms else out)
     out = _mlp(cfg, weights["mlp"], experts, norm(x, weights["mlp_norm"]["weight"]))
     x = x + (norm(out, weights["mlp_post_norm"]["weight"]) if cfg.post_norms else out)
+    if remembered:
+        state = _remember(state, layout, place, experts.memory)
     return x, state, experts.trace if experts else {}
+
+
+def _recall(state: DecodeState | None, layout: Layout, place: _Place) -> dict[str, Params]:
+    """What the gates of this layer remember of the layout's rows."""
+    gates = {} if state is None else state.gates
+    read = lambda leaf: leaf.at[place.layer, layout.slots].get(mode="fill", fill_value=0)
+    return jax.tree.map(read, gates)
+
+
+def _remember(state: DecodeState, layout: Layout, place: _Place, memory: dict[str, Params]) -> DecodeState:
+    write = lambda leaf, rows: leaf.at[place.layer, layout.slots].set(rows, mode="drop")
+    return dataclasses.replace(state, gates=jax.tree.map(write, state.gates, memory))
 
 
 @jax.named_scope("attention")
