@@ -20,7 +20,7 @@ Loss = Callable[[Any, TokenBatch, Array], Sums]
 
 Metrics = dict[str, Array]
 
-LOW_PRECISION = ("params.*", "bank.*.[ab]", "bank.*.bias", "bank.*.values")
+LOW_PRECISION = ("params.*", "bank.*.[ab]", "bank.whole.*")
 """Leaves that bf16 compute applies to; scales, norms of DoRA, routers and gates keep what their maths needs."""
 
 

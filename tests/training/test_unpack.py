@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from molora_jax.adapters.fresh import fresh
+from molora_jax.adapters.gate import GateConfig
 from molora_jax.adapters.spec import BankSpec, new_bank, pack, unpack, write
 from molora_jax.checkpoints import peft
 from molora_jax.config import UserError
@@ -55,6 +57,27 @@ def test_what_was_packed_comes_back_to_the_bit(kind, unrolled):
     assert_same(back, found)
     rows = [pack(spec, params, adapter) for adapter in (back, found)]
     jax.tree.map(np.testing.assert_array_equal, *rows)  # a DoRA's too: its magnitudes mean the same
+
+
+@pytest.mark.parametrize("unrolled", [False, True])
+@pytest.mark.parametrize("share", ["matrix", "input"])
+def test_gates_come_back_to_the_bit(share, unrolled):
+    cfg, params = fakes.model(NAME)
+    sites = ("attn.q_proj", "attn.k_proj", "mlp.down_proj", "mlp.gate_proj")
+    how = dict(rank=2, sites=sites, spread=0.3, gate=GateConfig(start="published", states=3), share=share)
+    found = experts.skip_first_layer(fresh(cfg, params, "gated", **how))
+    found = dataclasses.replace(
+        found, gates=tuple(dataclasses.replace(g, cores=(None, *g.cores[1:])) for g in found.gates)
+    )
+    bank, params, spec = banked(found, unrolled=unrolled, extra=[fresh(cfg, params, "other", seed=1, **how)])
+    back = unpack(bank, 1, params, found)
+    assert_same(back, found)
+    assert back.gate == found.gate
+    cores = lambda adapter: {group.sites: group.cores for group in adapter.gates}
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b, strict=True), cores(back), cores(found))
+    bare = dataclasses.replace(found, gate=None, gates=())
+    with pytest.raises(UserError, match="adapter 'gated': got a bank without a gate at attn.q_proj"):
+        unpack(banked(bare, unrolled=unrolled)[0], 1, params, found)
 
 
 def test_an_adapter_in_bf16_stays_in_bf16():
