@@ -24,7 +24,7 @@ def main() -> None:
     """Prints times, and their ratios to those of the base of the same library."""
     compilation.use_cache(cache_folder() / "xla")
     bench, quick = benchmarking.Bench("adapters"), _QUICK.value
-    time = functools.partial(benchmarking.interleave, repeats=3 if quick else _REPEATS.value, rest=0.3)
+    time = functools.partial(benchmarking.interleave, repeats=3 if quick else _REPEATS.value, rest=0.05)
     cfg, params = runs.llama()
     speedups = measure.op(bench, time, [(64, 1024)] if quick else [(n, t) for n in EXPERTS for t in LENGTHS])
     peft = measure.peft_forward(bench, time, cfg, params, (16,) if quick else (4, 16))

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import jax
 import numpy as np
 
+from experiments.conformance import xlora
 from experiments.conformance.inputs import DTYPES, TOKENS, Inputs
 from molora_jax.adapters import adapter as adapters
 from molora_jax.adapters import merge
@@ -58,9 +59,7 @@ class Ours:
         return self.mixed(dataclasses.replace(group, adapters={name: group.adapters[name]}), [name])[0]
 
     def mixed(self, group: Group, names: Sequence[str]) -> np.ndarray:
-        library = Library(BankSpec.holding(list(group.adapters.values()), dtype=_dtype(group)), group.params)
-        for adapter in group.adapters.values():
-            library.add(adapter)
+        library = self._library(group)
         slots = [library.acquire(name) for name in names]
         tokens = np.tile(TOKENS, (len(names), 1))
         return np.asarray(_forward(group.cfg, group.params, tokens, library.bank, np.repeat(slots, len(TOKENS))))
@@ -112,7 +111,17 @@ class Ours:
     def decode_xlora(self, folders: Mapping[str, pathlib.Path], base: str = "untied") -> tuple[bool, str]:
         if importlib.util.find_spec("molora_jax.adapters.mixtures") is None:
             raise NotImplementedError("there is no X-LoRA here: molora_jax.adapters.mixtures is not there")
-        raise NotImplementedError("molora_jax.adapters.mixtures is there, but this row does not run it yet")
+        group = self.load(folders, base)
+        bank = self._library(group).bank
+        return xlora.decodes(group.cfg, group.params, bank, len(folders), TOKENS, 6)
+
+    def _library(self, group: Group) -> Library:
+        """All adapters of the group, in the slots 0, 1 and so on."""
+        library = Library(BankSpec.holding(list(group.adapters.values()), dtype=_dtype(group)), group.params)
+        for adapter in group.adapters.values():
+            library.add(adapter)
+            library.release(library.acquire(adapter.name))
+        return library
 
 
 def _dtype(group: Group):
