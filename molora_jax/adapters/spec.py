@@ -171,7 +171,9 @@ def unpack(bank: Bank, slot: int, params: Params, like: Adapter) -> Adapter:
     full = {
         path: (np.asarray(row.whole[path[0]].values).astype(column[0].dtype),) for path, column in like.full.items()
     }
-    return dataclasses.replace(like, sites=sites, full=full)
+    layers = [row.at(i).get("gates", {}) for i in range(_depth(params))] if like.gates else []
+    gates = bank_gates.unpacked(bank.gates, layers, like, site_name)
+    return dataclasses.replace(like, sites=sites, full=full, gates=gates)
 
 
 def _slot_of(bank: Bank, slot: int) -> Bank:
