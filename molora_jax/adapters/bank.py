@@ -127,6 +127,8 @@ def _factored(x, site: Site, choice: Choice) -> Float[Array, "F N"]:
 class LayerExperts:
     """The experts of one layer while it is traced: takes its decisions, applies them, keeps what was decided.
 
+    `trace` has the choices by decision, `scales` the gates' λ by site.
+
     A router that decides once a layer reads the attention's input if any expert adapts the attention, else the MLP's;
     one that decides for each site reads the site's own input.
     """
@@ -135,7 +137,7 @@ class LayerExperts:
         """`memory` is the gates' state of the layout's rows in this layer; {} in a `Dense` layout."""
         self.sites, self.route, self.gates, self.layout, self.memory = sites, route, gates, layout, memory
         self.trace: dict[str, Choice] = {}
-        self._scales: dict[str, Array] = {}
+        self.scales: dict[str, Array] = {}
 
     def see(self, block: str, x: Float[Array, "D N"]) -> None:
         """Shows the input of a block ("attn", then "mlp")."""
@@ -155,14 +157,14 @@ class LayerExperts:
             self.trace[key] = self._decide(key, x, site)
         choice = self.trace.get(key, self.trace.get(LAYER))
         self._scale(key, x)
-        if key in self._scales:
-            choice = bank_gates.scaled(choice, self._scales[key], site.a.shape[1])
+        if key in self.scales:
+            choice = bank_gates.scaled(choice, self.scales[key], site.a.shape[1])
         return adapt(y, x, site, choice)
 
     def _scale(self, source: str, x: Float[Array, "D N"]) -> None:
         """Runs the gates that read an input, a block's or a site's own."""
         for name, groups in (self.gates.stacks if self.gates else {}).items():
-            if name.partition("/")[0] != source or groups[0][0] in self._scales:
+            if name.partition("/")[0] != source or groups[0][0] in self.scales:
                 continue
             h = None
             if self.gates.config.reads == "h":
@@ -171,7 +173,7 @@ class LayerExperts:
             found, state = bank_gates.scales(
                 self.gates, name, self.sites["gates"][name], x, h, self.layout, self.memory.get(name)
             )
-            self._scales |= found
+            self.scales |= found
             if self.memory:
                 self.memory = self.memory | {name: state}
 

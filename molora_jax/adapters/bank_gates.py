@@ -5,14 +5,15 @@ that is chosen again has missed nothing.
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from molora_jax.adapters import gate
-from molora_jax.adapters.adapter import Adapter
+from molora_jax.adapters.adapter import Adapter, GateGroup
 from molora_jax.adapters.gate import GateConfig
 from molora_jax.adapters.route import Choice
 from molora_jax.config import UserError
@@ -40,11 +41,13 @@ class GateSpec:
       config: of all of them.
       rank: R of the updates they scale.
       groups: the sites that listen to one core, whose first one's input it reads.
+      ablation: `reset` reads every token as if it were the first, to see what the memory does (`adapters.ablation`).
     """
 
     config: GateConfig
     rank: int
     groups: tuple[tuple[str, ...], ...]
+    ablation: Literal["reset"] | None = None
 
     @property
     def stacks(self) -> dict[str, tuple[tuple[str, ...], ...]]:
@@ -122,6 +125,32 @@ def rows(spec: GateSpec, slot: Mapping[str, GateStack], adapter: Adapter, name, 
     return filled
 
 
+def unpacked(
+    spec: GateSpec | None, layers: Sequence[Mapping[str, GateStack]], adapter: Adapter, name
+) -> tuple[GateGroup, ...]:
+    """The groups of `adapter` with the values of a slot, given layer by layer on the host: the inverse of `rows`.
+
+    Raises:
+      UserError: the bank has no such groups.
+    """
+    places = {
+        group: (key, i) for key, groups in (spec.stacks if spec else {}).items() for i, group in enumerate(groups)
+    }
+    found = []
+    for group in adapter.gates:
+        names = tuple(map(name, group.sites))
+        if names not in places:
+            raise UserError(
+                f"adapter {adapter.name!r}: got a bank without gates at {', '.join(names)}, expected the one that it "
+                "was packed for"
+            )
+        key, i = places[names]
+        take = lambda leaf, own, i=i: np.asarray(leaf[i]).astype(own.dtype)
+        cores = (c and jax.tree.map(take, row[key].cores, c) for row, c in zip(layers, group.cores, strict=True))
+        found.append(dataclasses.replace(group, cores=tuple(cores)))
+    return tuple(found)
+
+
 def new_state(spec: GateSpec, layers: dict | list, slots: int) -> dict[str, Params]:
     """What the cores of all layers remember of `slots` requests before their first tokens: leaves [L slots E·G ...]."""
     stacked = isinstance(layers, dict)
@@ -153,7 +182,8 @@ def scales(
     experts, count = stack.used.shape
     place = _places(layout)
     read = place.rows(x.T) if h is None else place.rows(h.reshape(len(h), experts * count, -1))
-    lam, state = gate.apply_stack(spec.config, _flat(stack.cores), read, state, valid=place.valid, reset=place.reset)
+    reset = jnp.ones_like(place.reset) if spec.ablation == "reset" else place.reset
+    lam, state = gate.apply_stack(spec.config, _flat(stack.cores), read, state, valid=place.valid, reset=reset)
     lam = place.tokens(lam)
     lam = lam.reshape(len(lam), experts, count, *lam.shape[2:])
     found = {}

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,9 @@ from molora_jax.nn.layout import Dense, Layout, dense
 from molora_jax.nn.linear import Linear, linear
 from molora_jax.nn.norm import RMSNorm, rms_norm
 from molora_jax.typing import Array, Float, Int, Params
+
+TAPS = ("hidden", "gates")
+"""What `apply` can return besides its output."""
 
 
 class Attention(nnx.Module):
@@ -115,13 +119,13 @@ class Output:
     Attributes:
       hidden: [N, D]; after the final norm, or the residual stream when only the first layers ran.
       state: the decode state with the tokens' keys and values written, or None as it came.
-      taps: what was asked for by name.
+      taps: what was asked for by name; "gates" is a table by site.
       trace: the experts' choices by decision, each with a leading layer axis; as the choices of a `Route`, it replays.
     """
 
     hidden: Float[Array, "N D"]
     state: DecodeState | None
-    taps: dict[str, Array]
+    taps: dict[str, Array | dict[str, Array]]
     trace: dict[str, Choice]
 
 
@@ -164,10 +168,16 @@ def apply(
       bank: experts, their layers stacked or unrolled as those of `params`.
       route: who uses which of them; given with a bank.
       layers: run only the first so many, without the final norm.
-      taps: `"hidden"` returns the residual stream after every layer, [layers, N, D].
+      taps: of `TAPS`. `"hidden"` returns the residual stream after every layer, [layers, N, D]; `"gates"` the λ of
+        each token under every expert, by site, [layers, N, E] or [layers, N, E, R]: none where no expert has gates.
+
+    Raises:
+      UserError: a bank without a route, or an unknown tap.
     """
     if (bank is None) != (route is None):
         raise UserError("apply: got a bank or a route alone, expected both or neither")
+    if unknown := set(taps) - set(TAPS):
+        raise UserError(f"apply: got the tap {min(unknown)!r}, expected one of {', '.join(TAPS)}")
     x = params["embed"]["weight"][tokens]
     if bank is not None:
         x = banks.embed(bank, route.ids, tokens, x)
@@ -175,24 +185,30 @@ def apply(
     places = _places(cfg, state)[:layers]
     block = functools.partial(_block, cfg, layout, _rotations(cfg, layout, x.dtype))
     run = _unrolled if isinstance(params["layers"], list) else _scanned
-    x, state, (hidden, trace) = run(block, params["layers"], bank, route, places, x, state, "hidden" in taps)
+    x, state, (kept, trace) = run(block, params["layers"], bank, route, places, x, state, taps)
     if layers is None:
         x = rms_norm(x, params["norm"]["weight"], eps=cfg.norm_eps, offset=cfg.norm_offset)
-    return Output(x.T, state, {"hidden": hidden.mT} if "hidden" in taps else {}, trace)
+    return Output(x.T, state, kept, trace)
 
 
-def _unrolled(block, layers, bank, route, places, x, state, tap: bool):
+def _tapped(taps: tuple[str, ...], x: Float[Array, "D N"], scales: dict[str, Array]) -> dict[str, Any]:
+    """What is kept of one layer."""
+    found = {"hidden": x.T, "gates": scales}
+    return {name: found[name] for name in taps}
+
+
+def _unrolled(block, layers, bank, route, places, x, state, taps):
     if bank is not None and bank.stacked:
         raise UserError("apply: got a stacked bank for unrolled layers, expected one made for these parameters")
     kept = []
     for i, place in enumerate(places):
         experts = None if bank is None else (bank.at(i), route.at(i), bank.gates)
-        x, state, trace = block((layers[i], experts), place, x, state)
-        kept.append((x if tap else None, trace))
+        x, state, trace, scales = block((layers[i], experts), place, x, state)
+        kept.append((_tapped(taps, x, scales), trace))
     return x, state, jax.tree.map(lambda *leaves: jnp.stack(leaves), *kept)
 
 
-def _scanned(block, layers, bank, route, places, x, state, tap: bool):
+def _scanned(block, layers, bank, route, places, x, state, taps):
     if bank is not None and not bank.stacked:
         raise UserError("apply: got an unrolled bank for stacked layers, expected one made for these parameters")
     depth = len(places)
@@ -200,8 +216,8 @@ def _scanned(block, layers, bank, route, places, x, state, tap: bool):
     def step(carry, layer):
         weights, sites, place, i = layer
         experts = None if bank is None else (sites, route.at(i), bank.gates)
-        x, state, trace = block((weights, experts), place, *carry)
-        return (x, state), (x if tap else None, trace)
+        x, state, trace, scales = block((weights, experts), place, *carry)
+        return (x, state), (_tapped(taps, x, scales), trace)
 
     first = lambda tree: jax.tree.map(lambda leaf: leaf[:depth], tree)
     sites = None if bank is None else first(bank.layers)
@@ -248,7 +264,7 @@ def _block(cfg, layout, rotations, layer, place, x, state):
     x = x + (norm(out, weights["mlp_post_norm"]["weight"]) if cfg.post_norms else out)
     if remembered:
         state = _remember(state, layout, place, experts.memory)
-    return x, state, experts.trace if experts else {}
+    return x, state, experts.trace if experts else {}, experts.scales if experts else {}
 
 
 def _recall(state: DecodeState | None, layout: Layout, place: _Place) -> dict[str, Params]:
