@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from molora_jax.adapters import bank_gates, lora
-from molora_jax.adapters.adapter import EMBED, HEAD, Adapter, GateGroup, LoRAWeights, Path
+from molora_jax.adapters.adapter import EMBED, HEAD, Adapter, LoRAWeights, Path
 from molora_jax.adapters.bank import Bank, Layer, Site, Whole
 from molora_jax.adapters.bank_gates import GateSpec
 from molora_jax.config import UserError
@@ -171,22 +171,9 @@ def unpack(bank: Bank, slot: int, params: Params, like: Adapter) -> Adapter:
     full = {
         path: (np.asarray(row.whole[path[0]].values).astype(column[0].dtype),) for path, column in like.full.items()
     }
-    gates = tuple(dataclasses.replace(group, cores=_cores(who, row, group)) for group in like.gates)
+    layers = [row.at(i).get("gates", {}) for i in range(_depth(params))] if like.gates else []
+    gates = bank_gates.unpacked(bank.gates, layers, like, site_name)
     return dataclasses.replace(like, sites=sites, full=full, gates=gates)
-
-
-def _cores(who: str, row: Bank, like: GateGroup) -> tuple[Params | None, ...]:
-    """A group's gates, one a layer."""
-    own = tuple(map(site_name, like.sites))
-    stacks = row.gates.stacks if row.gates else {}
-    stack = next((name for name, groups in stacks.items() if own in groups), None)
-    if stack is None:
-        raise UserError(f"{who}: got a bank without a gate at {', '.join(own)}, expected the one it was packed for")
-    at = stacks[stack].index(own)
-    take = lambda leaf, core: np.asarray(leaf)[at].astype(core.dtype)
-    return tuple(
-        core and jax.tree.map(take, row.at(layer)["gates"][stack].cores, core) for layer, core in enumerate(like.cores)
-    )
 
 
 def _slot_of(bank: Bank, slot: int) -> Bank:
