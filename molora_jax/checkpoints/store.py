@@ -6,6 +6,7 @@ import math
 import os
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,6 +43,8 @@ class Store:
         self._ocp, self.folder, self._best = _orbax(), Path(folder).absolute(), best
         self._swept = False
         logging.getLogger("absl").addFilter(_not_from_orbax)
+        if sys.unraisablehook is not _quiet_hook:
+            _quiet_hook.before, sys.unraisablehook = sys.unraisablehook, _quiet_hook
         with self._writing():
             self.folder.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=self.folder).close()
@@ -185,6 +188,12 @@ def _folders(folder: Path) -> list[Path]:
 def _not_from_orbax(record: logging.LogRecord) -> bool:
     """Keeps its stack traces off the screen: what they tell is raised, in one line."""
     return f"{os.sep}orbax{os.sep}" not in record.pathname
+
+
+def _quiet_hook(unraisable) -> None:
+    """Drops what TensorStore's threads print when a write ends after another one's failure has closed their loop."""
+    if not (unraisable.exc_type is RuntimeError and str(unraisable.exc_value) == "Event loop is closed"):
+        _quiet_hook.before(unraisable)
 
 
 def _own(leaf: Array) -> Array:

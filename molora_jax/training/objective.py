@@ -11,8 +11,8 @@ from molora_jax.config import ModelConfig, UserError
 from molora_jax.training.batch import TokenBatch, next_tokens
 from molora_jax.typing import Array, Float, Int, Params
 
-SCORES = 2**22
-"""Scores that are alive at a time, 16 MiB in fp32."""
+SCORES = 2**20
+"""Scores that are alive at a time, 4 MiB in fp32: on two CPU cores 1.4 × as fast as 16 MiB, and as fast as all."""
 
 
 @jax.tree_util.register_dataclass
