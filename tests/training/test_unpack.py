@@ -76,7 +76,7 @@ def test_gates_come_back_to_the_bit(share, unrolled):
     cores = lambda adapter: {group.sites: group.cores for group in adapter.gates}
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b, strict=True), cores(back), cores(found))
     bare = dataclasses.replace(found, gate=None, gates=())
-    with pytest.raises(UserError, match="adapter 'gated': got a bank without a gate at attn.q_proj"):
+    with pytest.raises(UserError, match="adapter 'gated': got a bank without gates at attn.q_proj"):
         unpack(banked(bare, unrolled=unrolled)[0], 1, params, found)
 
 
