@@ -51,10 +51,29 @@ def interleave(candidates: Mapping[str, Callable[[], float | None]], repeats: in
     return {name: Timing(tuple(times)) for name, times in runs.items()}
 
 
+def peak_bytes(call: Callable[[], Any]) -> int | None:
+    """By how much one call raises the resident memory of this process at its highest; None where Linux does not say.
+
+    To be asked once a process: pages that an earlier call gave back may be used again without being counted.
+    """
+    try:
+        before = _resident("VmRSS")
+        pathlib.Path("/proc/self/clear_refs").write_text("5")  # the highest mark starts anew
+    except OSError:
+        return None
+    call()
+    return _resident("VmHWM") - before
+
+
+def _resident(field: str) -> int:
+    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
+
+
 def machine() -> dict[str, Any]:
     """What the figures depend on: processor, cores, load, versions."""
     versions = {}
-    for package in ("jax", "jaxlib", "flax", "numpy", "torch", "transformers", "peft"):
+    for package in ("jax", "jaxlib", "flax", "numpy", "torch", "transformers", "peft", "mambapy"):
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from molora_jax.adapters import lora
+from molora_jax.adapters.gate import GateConfig
 from molora_jax.config import ModelConfig, UserError
 from molora_jax.typing import Array, Float, Params
 
@@ -58,6 +59,19 @@ class LoRAWeights:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class GateGroup:
+    """The gates that scale the updates of some sites token by token: one core a layer, with a head for each site.
+
+    Attributes:
+      sites: head k scales the update at `sites[k]`; the core reads the input of `sites[0]`, or of its update's B.
+      cores: one a layer, as `gate.init` makes them; None where the sites have plain updates, or none.
+    """
+
+    sites: tuple[Path, ...]
+    cores: tuple[Params | None, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Adapter:
     """All that one adapter file holds; a bank is filled from `sites`.
 
@@ -72,6 +86,8 @@ class Adapter:
       base: the same for values that are the base's own, which the file carries along: embeddings saved beside their
         update, biases trained in place. Of a tied model they are those of both ends.
       origin: the configuration file it was read from, which an export keeps where it still holds true.
+      gate: what all gates of the adapter compute; None without gates.
+      gates: a site is in one group at most; one that is in none has a plain update.
     """
 
     name: str
@@ -79,6 +95,22 @@ class Adapter:
     full: Mapping[Path, tuple[np.ndarray | None, ...]] = dataclasses.field(default_factory=dict)
     base: Mapping[Path, tuple[np.ndarray | None, ...]] = dataclasses.field(default_factory=dict)
     origin: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    gate: GateConfig | None = None
+    gates: tuple[GateGroup, ...] = ()
+
+    def __post_init__(self):
+        if bool(self.gates) != (self.gate is not None):
+            raise UserError(f"adapter {self.name!r}: got gates without a gate config, or one without gates")
+        gated = [path for group in self.gates for path in group.sites]
+        if len(set(gated)) < len(gated) or not all(group.sites for group in self.gates):
+            raise UserError(f"adapter {self.name!r}: got a site in two gate groups, or a group without sites")
+        for group in self.gates:
+            for path in group.sites:
+                if path[:1] != ("layers",) or len(self.sites.get(path, ())) != len(group.cores):
+                    raise UserError(
+                        f"adapter {self.name!r}: got {len(group.cores)} gates at {'.'.join(path)}, expected one for "
+                        "each of the layers that the adapter has there"
+                    )
 
     def weights(self) -> Iterator[tuple[Path, int, LoRAWeights]]:
         """Every update there is, with its site and layer."""
@@ -99,9 +131,10 @@ def merge(cfg: ModelConfig, params: Params, adapter: Adapter) -> tuple[ModelConf
       params: with stacked layers or a list of L layers, entirely on this process's devices.
 
     Raises:
-      UserError: a site, shape or number of layers that the model has not, or a `lora_bias` where the projection has no
-        bias to hold it.
+      UserError: a site, shape or number of layers that the model has not, a `lora_bias` where the projection has no
+        bias to hold it, or an adapter with gates.
     """
+    refuse_gates(adapter, "merge")
     for path, column in adapter.base.items():
         if cfg.tied and path[:1] == HEAD:
             _check_same_ends(adapter)
@@ -124,6 +157,20 @@ def merge(cfg: ModelConfig, params: Params, adapter: Adapter) -> tuple[ModelConf
     return cfg, params
 
 
+def refuse_gates(adapter: Adapter, what: str) -> None:
+    """Raises UserError if the adapter's scale depends on the token, which no sum of weights can express.
+
+    Args:
+      what: the caller is about to do.
+    """
+    if adapter.gates:
+        raise UserError(
+            f"{what}: got adapter {adapter.name!r}, whose gates ({adapter.gate.kind}) scale the update anew for every "
+            "token, expected plain LoRA; apply it beside the base, or drop the gates with "
+            "dataclasses.replace(adapter, gate=None, gates=())"
+        )
+
+
 def unmerge(cfg: ModelConfig, params: Params, adapter: Adapter) -> tuple[ModelConfig, Params]:
     """Subtracts a plain adapter from the model that `merge` gave, in fp32 (or wider).
 
@@ -133,6 +180,7 @@ def unmerge(cfg: ModelConfig, params: Params, adapter: Adapter) -> tuple[ModelCo
     Raises:
       UserError: what was merged cannot be computed back (DoRA, replaced weights).
     """
+    refuse_gates(adapter, "unmerge")
     if adapter.full or adapter.base or any(weights.magnitude is not None for _, _, weights in adapter.weights()):
         raise UserError(
             f"unmerge: got adapter {adapter.name!r}, whose DoRA or replaced weights overwrite the base's, "

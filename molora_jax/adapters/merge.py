@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from molora_jax.adapters.adapter import Adapter, LoRAWeights, Path
+from molora_jax.adapters.adapter import Adapter, LoRAWeights, Path, refuse_gates
 from molora_jax.config import UserError
 from molora_jax.typing import Float
 
@@ -58,8 +58,8 @@ def combine(
       seed: of the random choice; each adapter, site and layer has a stream of its own.
 
     Raises:
-      UserError: there is no such combination: DoRA's magnitudes and whole weights are no sums (one adapter alone at
-        weight 1 passes through `cat` and `linear` as it is).
+      UserError: there is no such combination: DoRA's magnitudes, gates and whole weights are no sums (one adapter
+        alone at weight 1 passes through `cat` and `linear` as it is).
     """
     how = _How(method, space, rank, 1.0 if density is None else density, majority, seed)
     _check(adapters, weights, how, density)
@@ -96,6 +96,7 @@ def _check(adapters: Sequence[Adapter], weights: Sequence[float], how: _How, den
 
 def _check_sums(adapters: Sequence[Adapter]) -> None:
     for adapter in adapters:
+        refuse_gates(adapter, "combine")
         if any(update.magnitude is not None for _, _, update in adapter.weights()):
             raise UserError(
                 f"combine: got adapter {adapter.name!r} with DoRA, expected plain updates: its magnitudes rescale the "

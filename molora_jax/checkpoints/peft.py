@@ -11,6 +11,7 @@ import safetensors
 import safetensors.numpy
 
 from molora_jax.adapters.adapter import Adapter, LoRAWeights
+from molora_jax.checkpoints import gate as gates
 from molora_jax.checkpoints import peft_config, peft_export, peft_names, peft_plan
 from molora_jax.checkpoints.peft_config import PeftConfig
 from molora_jax.checkpoints.peft_names import Index, Module
@@ -85,6 +86,8 @@ def load(
 ) -> tuple[Adapter, Report]:
     """Reads an adapter that PEFT (or anything that writes its format) saved, for a decoder of the given config.
 
+    Gates, which PEFT does not know, are read from `checkpoints.gate`'s files in the same folder.
+
     Every tensor that the config asks for must be in the file, and the other way round. A prefix of the names that is
     not PEFT's (a missing `model.`, none at all, an adapter's name inside) is recognised and noted.
 
@@ -94,7 +97,7 @@ def load(
         `missing` tensors (the module is left unadapted), `unused` tensors, `targets` (names in `target_modules` and the
         like that the model has not), `patterns` (of ranks and alphas that match nothing), `config` (fields that are not
         supported), `nonfinite` values.
-      dtype: of the arrays; None keeps the file's.
+      dtype: of the arrays; None keeps the file's. The small leaves of gates are fp32 (or wider) all the same.
 
     Raises:
       UserError: nothing in the file fits the model, or one of the above; the line says what and where.
@@ -119,11 +122,12 @@ def load(
     if dtype is not None:
         arrays = {key: value.astype(dtype) for key, value in arrays.items()}
     adapter = _adapter(name or folder.resolve().name, config, known, plan, arrays, origin)
+    adapter = gates.load(folder, cfg, adapter, dtype)
     return adapter, _report(folder, index, plan, known, adapter, problem.notes)
 
 
 def save(folder: Path | str, cfg: ModelConfig, adapter: Adapter) -> None:
-    """Writes an adapter as a folder that `load` and PEFT read.
+    """Writes an adapter as a folder that `load` and PEFT read; of one with gates, PEFT reads the plain LoRA alone.
 
     What was read by `load` and not changed is written byte for byte as PEFT wrote it. The fields of the config that
     describe the tensors follow the tensors; all others are those that `adapter.origin` holds.
@@ -138,6 +142,7 @@ def save(folder: Path | str, cfg: ModelConfig, adapter: Adapter) -> None:
     known = peft_names.modules(cfg)
     values = peft_export.values(adapter, known)
     config = peft_export.config(adapter, cfg, known)
+    gates.check(adapter)
     folder.mkdir(parents=True, exist_ok=True)
     part = folder / f"{WEIGHTS}.part"
     part.touch()
@@ -146,6 +151,7 @@ def save(folder: Path | str, cfg: ModelConfig, adapter: Adapter) -> None:
     part.chmod(mode)  # safetensors lets nobody but the owner read its files
     part.rename(folder / WEIGHTS)
     (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True))
+    gates.save(folder, cfg, adapter)
 
 
 def _read_json(folder: Path) -> peft_config.Json:

@@ -13,13 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from molora_jax.config import ModelConfig
+from molora_jax.config import ModelConfig, UserError
 from molora_jax.engine import buckets as bucketing
 from molora_jax.engine.buckets import Bucket
+from molora_jax.engine.experts import Assignment, Experts
 from molora_jax.engine.extend import Report, advance
 from molora_jax.engine.request import EngineConfig, Event, Request, Usage, check, entry
 from molora_jax.engine.slots import Lease, Slots, pages_for
-from molora_jax.engine.table import enter, new_memory, new_table, stop
+from molora_jax.engine.table import Entry, enter, new_memory, new_table, stop
 from molora_jax.typing import Params
 
 
@@ -32,6 +33,7 @@ class _Running:
     lease: Lease
     tokens: list[int]
     anchor: int
+    experts: Assignment | None = None
 
     @property
     def unread(self) -> int:
@@ -41,21 +43,29 @@ class _Running:
 class Engine:
     """Runs requests on one model; programs are compiled ahead, one a bucket, and never again."""
 
-    def __init__(self, cfg: ModelConfig, params: Params, config: EngineConfig = EngineConfig()):
+    def __init__(
+        self,
+        cfg: ModelConfig,
+        params: Params,
+        config: EngineConfig = EngineConfig(),
+        experts: Experts | None = None,
+    ):
         bucketing.check(config.max_rows, config.prefill_chunk)
-        self.cfg, self.params, self.config = cfg, params, config
+        self.cfg, self.params, self.config, self.experts = cfg, params, config, experts
         chunk = min(config.prefill_chunk, config.max_length)
         self.decode = bucketing.decode_buckets(config.max_rows, config.block)
         self.prefill = bucketing.prefill_buckets(config.max_rows, chunk)
         sizes = dict(slots=config.max_rows, length=config.max_length, page_size=config.page_size)
         pages = config.pages or pages_for(cfg, chunk=chunk, **sizes)
         self.slots = Slots(cfg, pages=pages, chunk=chunk, **sizes)
-        self._table = new_table(config.max_rows, config.max_length)
-        self._memory = new_memory(
-            cfg, config.max_rows, config.max_length, pages=pages, page_size=config.page_size, dtype=_dtype(params)
-        )
+        choices = experts.choices * cfg.layers if experts and config.trace else 0
+        self._table = new_table(config.max_rows, config.max_length, experts=experts is not None, traced=choices)
+        at = dict(pages=pages, page_size=config.page_size, dtype=_dtype(params))
+        if experts:
+            at |= dict(bank=experts.library.bank, scout=experts.scouts)
+        self._memory = new_memory(cfg, config.max_rows, config.max_length, **at)
         self._programs: dict[Bucket, jax.stages.Compiled] = {}
-        row = entry(config, Request(prompt=[0]), anchor=0, tables=np.zeros_like(self._memory.tables[:, 0]))
+        row = self._entry(Request(prompt=[0]), 0, np.zeros_like(self._memory.tables[:, 0]), None)
         lower_enter = jax.jit(enter, donate_argnums=(0, 1)).lower
         self._enter = lower_enter(self._memory, self._table, np.int32(0), row).compile()
         self._stop = jax.jit(stop, donate_argnums=0).lower(self._table, np.zeros(config.max_rows, bool)).compile()
@@ -88,6 +98,12 @@ class Engine:
           UserError: a request that can never run, or that asks for something out of range.
         """
         check(self.cfg, self.config, request)
+        if self.experts:
+            self.experts.check(request.adapter, request.route)
+        elif request.adapter is not None or request.route is not None:
+            raise UserError(
+                f"adapter: got {request.adapter or request.route!r}, expected none: this engine has no bank"
+            )
         self.slots.check(len(request.prompt) + request.max_new_tokens)
         number = next(self._ids)
         self._waiting.append((number, request))
@@ -118,27 +134,46 @@ class Engine:
         """Runs `requests` to their ends: one event each, in their order."""
         numbers = [self.submit(request) for request in requests]
         tokens = {number: [] for number in numbers}
-        logprobs, ends = {number: [] for number in numbers}, {}
-        while len(ends) < len(numbers):
+        logprobs, last = {number: [] for number in numbers}, {}
+        while len(last) < len(numbers):
             for event in self.step():
                 tokens[event.request] += event.tokens
                 logprobs[event.request] += event.logprobs or []
                 if event.finished:
-                    ends[event.request] = event.finished
+                    last[event.request] = event
         wants = {number: request.logprobs for number, request in zip(numbers, requests, strict=True)}
-        return [Event(n, tokens[n], logprobs[n] if wants[n] else None, ends[n]) for n in numbers]
+        whole = lambda n: dict(tokens=tokens[n], logprobs=logprobs[n] if wants[n] else None)
+        return [dataclasses.replace(last[n], **whole(n)) for n in numbers]
 
     def _admit(self) -> None:
         while self._waiting:
             number, request = self._waiting[0]
-            lease = self.slots.lease(request.prompt, len(request.prompt) + request.max_new_tokens)
+            assigned, prompt = None, request.prompt
+            if self.experts:
+                assigned = self.experts.assign(prompt, self.config.max_length, request.adapter, request.route)
+                if assigned is None:
+                    return
+                prompt = self.experts.marked(assigned, prompt, self._own(number))
+            lease = self.slots.lease(prompt, len(prompt) + request.max_new_tokens)
             if lease is None:
+                if assigned:
+                    self.experts.release(assigned)
                 return
             self._waiting.popleft()
-            running = _Running(number, request, lease, list(request.prompt), lease.shared)
+            running = _Running(number, request, lease, list(request.prompt), lease.shared, assigned)
             self._running[number] = running
-            row = entry(self.config, request, anchor=lease.shared, tables=lease.tables)
+            row = self._entry(request, lease.shared, lease.tables, assigned)
             self._memory, self._table = self._enter(self._memory, self._table, np.int32(lease.slot), row)
+
+    def _entry(self, request: Request, shared: int, tables: np.ndarray, assigned: Assignment | None) -> Entry:
+        ids = assigned.ids if assigned else None
+        if self.experts and ids is None:
+            ids = np.zeros(self.config.max_length, np.int32)
+        return entry(self.config, request, anchor=shared, tables=tables, experts=ids)
+
+    def _own(self, number: int) -> int | None:
+        """A mark that keeps a request from sharing pages where what goes with them, choices or gates, is not kept."""
+        return number if self.config.trace or self._memory.state.gates else None
 
     def _end(self, slots: Sequence[int]) -> None:
         mask = np.zeros(self.config.max_rows, bool)
@@ -148,8 +183,9 @@ class Engine:
     def _program(self, bucket: Bucket) -> jax.stages.Compiled:
         if bucket not in self._programs:
             rows = np.full(bucket.rows, -1, np.int32)
-            run = jax.jit(functools.partial(advance, self.cfg, bucket), donate_argnums=(1, 2))
-            lowered = run.lower(self.params, self._memory, self._table, rows, np.int32(0), np.bool_(False))
+            run = jax.jit(functools.partial(advance, self.cfg, bucket), donate_argnums=(2, 3))
+            adapters = self.experts and self.experts.adapters
+            lowered = run.lower(self.params, adapters, self._memory, self._table, rows, np.int32(0), np.bool_(False))
             self._programs[bucket] = lowered.compile()
         return self._programs[bucket]
 
@@ -159,7 +195,13 @@ class Engine:
         leave = np.bool_(bool(self._waiting))
         begun = time.perf_counter()
         self._memory, self._table, report = self._program(bucket)(
-            self.params, self._memory, self._table, rows, np.int32(bucket.steps), leave
+            self.params,
+            self.experts and self.experts.adapters,
+            self._memory,
+            self._table,
+            rows,
+            np.int32(bucket.steps),
+            leave,
         )
         report = jax.device_get(report)
         self._account(bucket, report, time.perf_counter() - begun)
@@ -180,23 +222,38 @@ class Engine:
             running.anchor = int(report.anchor[row])
             if was_prefill:
                 self.usage.prefill_tokens += running.anchor - before
+            if was_prefill and running.unread < 2:  # no later token of the prompt fills a page that others could share
+                self._publish(running)
             given = report.tokens[row, : report.count[row]].tolist()
             running.tokens += given
-            if was_prefill and given:
-                self.slots.publish(running.lease, running.tokens[: running.anchor])
-            finished = None
+            finished = trace = None
             if not report.active[row]:
                 finished = "stop" if given[-1] in running.request.stops else "length"
+                trace = self._trace(running)
                 self._retire(running)
             if given:
                 logprobs = report.logprobs[row, : len(given)].tolist() if running.request.logprobs else None
-                events.append(Event(running.id, given, logprobs, finished))
+                events.append(Event(running.id, given, logprobs, finished, trace))
         return events
+
+    def _trace(self, running: _Running) -> list[list[str | None]] | None:
+        if self._table.trace is None:
+            return None
+        table, names = np.asarray(self._table.trace), self.experts.names(running.experts)
+        return [[names.get(i) for i in row] for row in table[running.lease.slot, : running.anchor].tolist()]
+
+    def _publish(self, running: _Running) -> None:
+        tokens = running.tokens[: running.anchor]
+        if running.experts:
+            tokens = self.experts.marked(running.experts, tokens, self._own(running.id))
+        self.slots.publish(running.lease, tokens)
 
     def _retire(self, running: _Running) -> None:
         del self._running[running.id]
-        self.slots.publish(running.lease, running.tokens[: running.anchor])
+        self._publish(running)
         self.slots.give_back(running.lease)
+        if running.experts:
+            self.experts.release(running.experts)
 
 
 def _dtype(params: Params) -> jnp.dtype:

@@ -9,10 +9,13 @@ import numpy as np
 Digest = bytes
 
 
-def digests(tokens: Sequence[int], page_size: int) -> list[Digest]:
-    """One digest for each full page of `tokens`, of everything up to its end: equal digests, equal keys and values."""
+def digests(tokens: Sequence[int] | np.ndarray, page_size: int) -> list[Digest]:
+    """One digest for each full page of `tokens`, of everything up to its end: equal digests, equal keys and values.
+
+    Where keys depend on more than the ids of the tokens, a token is a row of an array: its id, and the rest.
+    """
     chain, digest = [], b""
-    flat = np.asarray(tokens, np.int32)
+    flat = np.asarray(tokens, np.int64)
     for end in range(page_size, len(flat) + 1, page_size):
         digest = hashlib.blake2b(digest + flat[end - page_size : end].tobytes(), digest_size=16).digest()
         chain.append(digest)

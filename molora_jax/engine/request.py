@@ -21,6 +21,9 @@ class Request:
       seed: the same seed gives the same tokens in any batch.
       stops: token ids that end the request; the one that did is the last token given.
       logprobs: whether to return the log-probability of each token.
+      adapter: name of the expert of all tokens; None leaves it to the engine's rule or router, or is the base.
+      route: name of each token's expert, from the first on (None: the base); later tokens go on with the last, or as
+        the engine's rule says.
     """
 
     prompt: Sequence[int]
@@ -32,16 +35,28 @@ class Request:
     seed: int = 0
     stops: tuple[int, ...] = ()
     logprobs: bool = False
+    adapter: str | None = None
+    route: Sequence[str | None] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """News of one request: the tokens it was given, and whether and how it ended."""
+    """News of one request.
+
+    Attributes:
+      request: its number.
+      tokens: those it was given.
+      logprobs: theirs, where asked for.
+      finished: "stop", "length", or None while it goes on.
+      trace: at the end, of an engine that records it: the names of the experts that each token read, prompt first,
+        used in each layer (and at each site, for a router that decides there): [tokens][choices], None the base.
+    """
 
     request: int
     tokens: list[int]
     logprobs: list[float] | None
-    finished: str | None  # "stop", "length", or None
+    finished: str | None
+    trace: list[list[str | None]] | None = None
 
 
 @dataclasses.dataclass
@@ -77,6 +92,7 @@ class EngineConfig:
       prefill_chunk: most prompt tokens that one program reads.
       block: most tokens a row is given by one program, that is, between two looks of the host.
       pages: per kind of layer; by default enough for `max_rows` requests of `max_length`.
+      trace: whether to record the experts that each token used.
     """
 
     max_rows: int = 8
@@ -85,6 +101,7 @@ class EngineConfig:
     prefill_chunk: int = 512
     block: int = 16
     pages: tuple[int, ...] | None = None
+    trace: bool = False
 
 
 def check(cfg: ModelConfig, config: EngineConfig, request: Request) -> None:
@@ -112,7 +129,9 @@ def check(cfg: ModelConfig, config: EngineConfig, request: Request) -> None:
         raise UserError(f"stops: got {len(request.stops)} stop tokens, expected at most {MAX_STOPS}")
 
 
-def entry(config: EngineConfig, request: Request, *, anchor: int, tables: np.ndarray) -> Entry:
+def entry(
+    config: EngineConfig, request: Request, *, anchor: int, tables: np.ndarray, experts: np.ndarray | None = None
+) -> Entry:
     """The row of the request table that `request` becomes."""
     prompt = np.zeros(config.max_length, np.int32)
     prompt[: len(request.prompt)] = request.prompt
@@ -133,4 +152,5 @@ def entry(config: EngineConfig, request: Request, *, anchor: int, tables: np.nda
         wants_logprobs=np.bool_(request.logprobs),
         anchor=np.int32(anchor),
         tables=tables,
+        experts=experts,
     )

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from molora_jax.adapters.bank import Bank
 from molora_jax.config import ModelConfig
 from molora_jax.engine.sampling import Sampling
 from molora_jax.models.state import DecodeState, new_state
@@ -28,6 +29,8 @@ class RequestTable:
       stops: token ids that end a request, padded with -1.
       logprobs: log-probability of each committed token under the model's own distribution, where it was asked for.
       wants_logprobs: whether it was.
+      experts: the adapter of each token, in an engine that has any (`engine.experts`).
+      trace: the experts that each token really used, layer by layer, where they are recorded.
     """
 
     tokens: Int[Array, "S T"]
@@ -38,6 +41,8 @@ class RequestTable:
     stops: Int[Array, "S stops"]
     logprobs: Float[Array, "S T"]
     wants_logprobs: Bool[Array, "S"]
+    experts: Int[Array, "S T"] | None = None
+    trace: Int[Array, "S T K"] | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -49,15 +54,17 @@ class Memory:
       state: its KV rows.
       anchor: how many of a request's tokens are in them.
       tables: the pages of each slot, one table a kind of layer.
+      scout: the state of the base alone, in pages of the same numbers, where its hidden states decide the route.
     """
 
     state: DecodeState
     anchor: Int[Array, "S"]
     tables: Int[Array, "kinds S P"]
+    scout: DecodeState | None = None
 
 
-def new_table(slots: int, length: int) -> RequestTable:
-    """`slots` free slots for contexts of at most `length` tokens."""
+def new_table(slots: int, length: int, *, experts: bool = False, traced: int = 0) -> RequestTable:
+    """`slots` free slots for contexts of at most `length` tokens; `traced` choices a token are recorded."""
     zeros = lambda *shape, dtype=jnp.int32: jnp.zeros(shape, dtype)
     return RequestTable(
         tokens=zeros(slots, length),
@@ -68,13 +75,27 @@ def new_table(slots: int, length: int) -> RequestTable:
         stops=jnp.full((slots, MAX_STOPS), -1, jnp.int32),
         logprobs=zeros(slots, length, dtype=jnp.float32),
         wants_logprobs=zeros(slots, dtype=bool),
+        experts=zeros(slots, length) if experts else None,
+        trace=zeros(slots, length, traced, dtype=jnp.int16) if traced else None,
     )
 
 
-def new_memory(cfg: ModelConfig, slots: int, length: int, *, pages: tuple[int, ...], page_size: int, dtype) -> Memory:
-    """An empty memory with `pages[k]` pages for every layer of kind k."""
+def new_memory(
+    cfg: ModelConfig,
+    slots: int,
+    length: int,
+    *,
+    pages: tuple[int, ...],
+    page_size: int,
+    dtype,
+    bank: Bank | None = None,
+    scout: bool = False,
+) -> Memory:
+    """An empty memory with `pages[k]` pages for every layer of kind k, and room for what the gates of a bank keep."""
+    sizes = dict(pages=pages, page_size=page_size, dtype=dtype)
     return Memory(
-        state=new_state(cfg, pages=pages, page_size=page_size, dtype=dtype),
+        state=new_state(cfg, **sizes, bank=bank, slots=slots),
+        scout=new_state(cfg, **sizes) if scout else None,
         anchor=jnp.zeros((slots,), jnp.int32),
         tables=jnp.zeros((len(cfg.kinds), slots, -(-length // page_size)), jnp.int32),
     )
@@ -93,6 +114,7 @@ class Entry:
     wants_logprobs: Bool[Array, ""]
     anchor: Int[Array, ""]
     tables: Int[Array, "kinds P"]
+    experts: Int[Array, "T"] | None = None
 
 
 def enter(memory: Memory, table: RequestTable, slot: Int[Array, ""], entry: Entry) -> tuple[Memory, RequestTable]:
@@ -107,9 +129,11 @@ def enter(memory: Memory, table: RequestTable, slot: Int[Array, ""], entry: Entr
         stops=put(table.stops, entry.stops),
         logprobs=put(table.logprobs, 0.0),
         wants_logprobs=put(table.wants_logprobs, entry.wants_logprobs),
+        experts=None if table.experts is None else put(table.experts, entry.experts),
+        trace=None if table.trace is None else put(table.trace, 0),
     )
     tables = memory.tables.at[:, slot].set(entry.tables)
-    return Memory(memory.state, put(memory.anchor, entry.anchor), tables), table
+    return Memory(memory.state, put(memory.anchor, entry.anchor), tables, memory.scout), table
 
 
 def stop(table: RequestTable, slots: Bool[Array, "S"]) -> RequestTable:

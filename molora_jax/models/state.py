@@ -6,24 +6,30 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from molora_jax.adapters import bank_gates
+from molora_jax.adapters.bank import Bank
 from molora_jax.config import ModelConfig
 from molora_jax.nn.attention import KVTable
+from molora_jax.typing import Array, Int, Params
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["kv"], meta_fields=["pages", "page_size"])
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["kv", "gates"], meta_fields=["pages", "page_size"])
 @dataclasses.dataclass(frozen=True)
 class DecodeState:
-    """The KV table and its geometry. Passed in, returned, donated.
+    """The KV table and its geometry, and what gates remember. Passed in, returned, donated.
 
     Attributes:
       kv: the rows of all layers.
       pages: how many pages a layer of each kind has (`ModelConfig.kinds`).
       page_size: token rows of a page.
+      gates: states of the experts' recurrent gates by stack (`adapters.bank_gates`), leaves [L slots ...]; every core
+        has read every token of the request in its slot.
     """
 
     kv: KVTable
     pages: tuple[int, ...]
     page_size: int
+    gates: dict[str, Params] = dataclasses.field(default_factory=dict)
 
     def bases(self, cfg: ModelConfig) -> tuple[int, ...]:
         """Per layer, the first row of its share of the table."""
@@ -39,7 +45,27 @@ def kv_rows(cfg: ModelConfig, pages: tuple[int, ...], page_size: int) -> int:
     return sum(pages[kind] * page_size for kind in cfg.kind_of_layer)
 
 
-def new_state(cfg: ModelConfig, *, pages: tuple[int, ...], page_size: int, dtype=jnp.float32) -> DecodeState:
-    """A zeroed state with `pages[k]` pages for every layer of kind k."""
+def new_state(
+    cfg: ModelConfig,
+    *,
+    pages: tuple[int, ...],
+    page_size: int,
+    dtype=jnp.float32,
+    bank: Bank | None = None,
+    slots: int = 0,
+) -> DecodeState:
+    """A zeroed state with `pages[k]` pages for every layer of kind k, and for the gates of a bank, if it has any."""
     shape = (kv_rows(cfg, pages, page_size), 2 * cfg.kv_width)
-    return DecodeState(KVTable(jnp.zeros(shape, dtype)), pages, page_size)
+    gates = bank_gates.new_state(bank.gates, bank.layers, slots) if bank is not None and bank.gates else {}
+    return DecodeState(KVTable(jnp.zeros(shape, dtype)), pages, page_size, gates)
+
+
+def snapshot(state: DecodeState, slots: Int[Array, "B"]) -> dict[str, Params]:
+    """What the gates remember of some slots: to be put back after a rollback, or into other slots."""
+    return jax.tree.map(lambda leaf: leaf[:, slots], state.gates)
+
+
+def restore(state: DecodeState, slots: Int[Array, "B"], saved: dict[str, Params]) -> DecodeState:
+    """Puts a `snapshot` into slots: the same ones roll back, others get a copy, as beams and splits do."""
+    gates = jax.tree.map(lambda leaf, rows: leaf.at[:, slots].set(rows), state.gates, saved)
+    return dataclasses.replace(state, gates=gates)

@@ -2,19 +2,26 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from molora_jax.config import ModelConfig
+from molora_jax.adapters import bank as banks
+from molora_jax.adapters.bank import Bank, LayerExperts
+from molora_jax.adapters.route import Choice, Route
+from molora_jax.config import ModelConfig, UserError
 from molora_jax.models.state import DecodeState
 from molora_jax.nn import attention, mlp, rope
 from molora_jax.nn.layout import Dense, Layout, dense
 from molora_jax.nn.linear import Linear, linear
 from molora_jax.nn.norm import RMSNorm, rms_norm
 from molora_jax.typing import Array, Float, Int, Params
+
+TAPS = ("hidden", "gates")
+"""What `apply` can return besides its output."""
 
 
 class Attention(nnx.Module):
@@ -112,12 +119,14 @@ class Output:
     Attributes:
       hidden: [N, D]; after the final norm, or the residual stream when only the first layers ran.
       state: the decode state with the tokens' keys and values written, or None as it came.
-      taps: what was asked for by name.
+      taps: what was asked for by name; "gates" is a table by site.
+      trace: the experts' choices by decision, each with a leading layer axis; as the choices of a `Route`, it replays.
     """
 
     hidden: Float[Array, "N D"]
     state: DecodeState | None
-    taps: dict[str, Array]
+    taps: dict[str, Array | dict[str, Array]]
+    trace: dict[str, Choice]
 
 
 @jax.tree_util.register_dataclass
@@ -128,13 +137,14 @@ class _Place:
     kind: Int[Array, ""]  # page table it uses
     base: Int[Array, ""]  # first row of its share of the KV table
     window: Int[Array, ""]
+    layer: Int[Array, ""]
     rotation: Int[Array, ""]  # rotary embedding it uses
 
 
 def _places(cfg: ModelConfig, state: DecodeState | None) -> list[_Place]:
     bases = state.bases(cfg) if state is not None else (0,) * cfg.layers
     rotations = [int(window > 0 and cfg.local_rope is not None) for window in cfg.windows]
-    columns = np.array([cfg.kind_of_layer, bases, cfg.windows, rotations], np.int32)
+    columns = np.array([cfg.kind_of_layer, bases, cfg.windows, range(cfg.layers), rotations], np.int32)
     return [_Place(*column) for column in columns.T]
 
 
@@ -145,6 +155,8 @@ def apply(
     layout: Layout,
     state: DecodeState | None = None,
     *,
+    bank: Bank | None = None,
+    route: Route | None = None,
     layers: int | None = None,
     taps: tuple[str, ...] = (),
 ) -> Output:
@@ -153,37 +165,80 @@ def apply(
     Args:
       params: as `init` makes them (layers stacked and scanned) or as `unstack` does (unrolled).
       layout: `Dense` attends within the rectangle and takes no state; `Ragged` writes to and reads from `state`.
+      bank: experts, their layers stacked or unrolled as those of `params`.
+      route: who uses which of them; given with a bank.
       layers: run only the first so many, without the final norm.
-      taps: `"hidden"` returns the residual stream after every layer, [layers, N, D].
+      taps: of `TAPS`. `"hidden"` returns the residual stream after every layer, [layers, N, D]; `"gates"` the λ of
+        each token under every expert, by site, [layers, N, E] or [layers, N, E, R]: none where no expert has gates.
+
+    Raises:
+      UserError: a bank without a route, or an unknown tap.
     """
-    x = params["embed"]["weight"][tokens].T
-    x = x * jnp.asarray(cfg.embed_scale, x.dtype)
+    if (bank is None) != (route is None):
+        raise UserError("apply: got a bank or a route alone, expected both or neither")
+    if unknown := set(taps) - set(TAPS):
+        raise UserError(f"apply: got the tap {min(unknown)!r}, expected one of {', '.join(TAPS)}")
+    x = params["embed"]["weight"][tokens]
+    if bank is not None:
+        x = banks.embed(bank, route.ids, tokens, x)
+    x = x.T * jnp.asarray(cfg.embed_scale, x.dtype)
     places = _places(cfg, state)[:layers]
     block = functools.partial(_block, cfg, layout, _rotations(cfg, layout, x.dtype))
-    if isinstance(params["layers"], list):
-        stream = []
-        for weights, place in zip(params["layers"][:layers], places, strict=True):
-            x, state = block(weights, place, x, state)
-            stream.append(x)
-        hidden = jnp.stack(stream) if "hidden" in taps else None
-    else:
-
-        def step(carry, layer):
-            carry = block(*layer, *carry)
-            return carry, carry[0] if "hidden" in taps else None
-
-        stack = jax.tree.map(lambda w: w[:layers], params["layers"])
-        (x, state), hidden = jax.lax.scan(step, (x, state), (stack, jax.tree.map(lambda *v: np.stack(v), *places)))
+    run = _unrolled if isinstance(params["layers"], list) else _scanned
+    x, state, (kept, trace) = run(block, params["layers"], bank, route, places, x, state, taps)
     if layers is None:
         x = rms_norm(x, params["norm"]["weight"], eps=cfg.norm_eps, offset=cfg.norm_offset)
-    return Output(x.T, state, {"hidden": hidden.mT} if "hidden" in taps else {})
+    return Output(x.T, state, kept, trace)
 
 
-def logits(cfg: ModelConfig, params: Params, hidden: Float[Array, "N D"]) -> Float[Array, "N V"]:
-    """Next-token scores in fp32 (or wider), for the rows that need them."""
-    head = params["embed"] if cfg.tied else params["head"]
+def _tapped(taps: tuple[str, ...], x: Float[Array, "D N"], scales: dict[str, Array]) -> dict[str, Any]:
+    """What is kept of one layer."""
+    found = {"hidden": x.T, "gates": scales}
+    return {name: found[name] for name in taps}
+
+
+def _unrolled(block, layers, bank, route, places, x, state, taps):
+    if bank is not None and bank.stacked:
+        raise UserError("apply: got a stacked bank for unrolled layers, expected one made for these parameters")
+    kept = []
+    for i, place in enumerate(places):
+        experts = None if bank is None else (bank.at(i), route.at(i), bank.gates)
+        x, state, trace, scales = block((layers[i], experts), place, x, state)
+        kept.append((_tapped(taps, x, scales), trace))
+    return x, state, jax.tree.map(lambda *leaves: jnp.stack(leaves), *kept)
+
+
+def _scanned(block, layers, bank, route, places, x, state, taps):
+    if bank is not None and not bank.stacked:
+        raise UserError("apply: got an unrolled bank for stacked layers, expected one made for these parameters")
+    depth = len(places)
+
+    def step(carry, layer):
+        weights, sites, place, i = layer
+        experts = None if bank is None else (sites, route.at(i), bank.gates)
+        x, state, trace, scales = block((weights, experts), place, *carry)
+        return (x, state), (_tapped(taps, x, scales), trace)
+
+    first = lambda tree: jax.tree.map(lambda leaf: leaf[:depth], tree)
+    sites = None if bank is None else first(bank.layers)
+    places = jax.tree.map(lambda *v: np.stack(v), *places)
+    (x, state), kept = jax.lax.scan(step, (x, state), (first(layers), sites, places, np.arange(depth)))
+    return x, state, kept
+
+
+def logits(
+    cfg: ModelConfig,
+    params: Params,
+    hidden: Float[Array, "N D"],
+    *,
+    bank: Bank | None = None,
+    ids: Int[Array, "N"] | None = None,
+) -> Float[Array, "N V"]:
+    """Next-token scores in fp32 (or wider), for the rows that need them; `ids` are their experts in `bank`."""
+    weights = params["embed"] if cfg.tied else params["head"]
     wide = jnp.promote_types(hidden.dtype, jnp.float32)
-    return linear(hidden.T, head["weight"], out_dtype=wide).T
+    scores = linear(hidden.T, weights["weight"], out_dtype=wide)
+    return (scores if bank is None else banks.head(bank, ids, hidden.T, scores)).T
 
 
 def _rotations(cfg: ModelConfig, layout: Layout, dtype) -> tuple[Array, Array]:
@@ -195,21 +250,40 @@ def _rotations(cfg: ModelConfig, layout: Layout, dtype) -> tuple[Array, Array]:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _block(cfg, layout, rotations, weights, place, x, state):
+def _block(cfg, layout, rotations, layer, place, x, state):
     """One pre-norm layer on the residual stream x: [D, N]. A jit of its own: unrolled layers are traced once."""
+    weights, experts = layer
+    remembered = _recall(state, layout, place)
+    experts = experts and LayerExperts(*experts, layout, remembered)
     norm = functools.partial(rms_norm, eps=cfg.norm_eps, offset=cfg.norm_offset)
     out, state = _attention(
-        cfg, layout, rotations, weights["attn"], place, norm(x, weights["attn_norm"]["weight"]), state
+        cfg, layout, rotations, weights["attn"], experts, place, norm(x, weights["attn_norm"]["weight"]), state
     )
     x = x + (norm(out, weights["attn_post_norm"]["weight"]) if cfg.post_norms else out)
-    out = _mlp(cfg, weights["mlp"], norm(x, weights["mlp_norm"]["weight"]))
-    return x + (norm(out, weights["mlp_post_norm"]["weight"]) if cfg.post_norms else out), state
+    out = _mlp(cfg, weights["mlp"], experts, norm(x, weights["mlp_norm"]["weight"]))
+    x = x + (norm(out, weights["mlp_post_norm"]["weight"]) if cfg.post_norms else out)
+    if remembered:
+        state = _remember(state, layout, place, experts.memory)
+    return x, state, experts.trace if experts else {}, experts.scales if experts else {}
+
+
+def _recall(state: DecodeState | None, layout: Layout, place: _Place) -> dict[str, Params]:
+    """What the gates of this layer remember of the layout's rows."""
+    gates = {} if state is None else state.gates
+    read = lambda leaf: leaf.at[place.layer, layout.slots].get(mode="fill", fill_value=0)
+    return jax.tree.map(read, gates)
+
+
+def _remember(state: DecodeState, layout: Layout, place: _Place, memory: dict[str, Params]) -> DecodeState:
+    write = lambda leaf, rows: leaf.at[place.layer, layout.slots].set(rows, mode="drop")
+    return dataclasses.replace(state, gates=jax.tree.map(write, state.gates, memory))
 
 
 @jax.named_scope("attention")
-def _attention(cfg, layout, rotations, weights, place, x, state):
+def _attention(cfg, layout, rotations, weights, experts, place, x, state):
+    project = _projector("attn", weights, experts, x)
     heads = lambda y: y.reshape(-1, cfg.head_width, y.shape[-1])
-    q, k, v = (heads(_project(weights[name], x)) for name in ("q_proj", "k_proj", "v_proj"))
+    q, k, v = (heads(project(name, x)) for name in ("q_proj", "k_proj", "v_proj"))
     if cfg.qk_norm:
         q = rms_norm(q, weights["q_norm"]["weight"], eps=cfg.norm_eps, offset=cfg.norm_offset)
         k = rms_norm(k, weights["k_norm"]["weight"], eps=cfg.norm_eps, offset=cfg.norm_offset)
@@ -222,14 +296,25 @@ def _attention(cfg, layout, rotations, weights, place, x, state):
         at = dict(kind=place.kind, base=place.base)
         state = dataclasses.replace(state, kv=attention.write_kv(state.kv, k, v, layout, **at))
         out = attention.paged_attention(q, state.kv, layout, **at, **how)
-    return _project(weights["o_proj"], out.reshape(-1, out.shape[-1])), state
+    return project("o_proj", out.reshape(-1, out.shape[-1])), state
 
 
 @jax.named_scope("mlp")
-def _mlp(cfg, weights, x):
-    gate, up = _project(weights["gate_proj"], x), _project(weights["up_proj"], x)
-    return _project(weights["down_proj"], mlp.gate(gate, up, cfg.activation))
+def _mlp(cfg, weights, experts, x):
+    project = _projector("mlp", weights, experts, x)
+    return project("down_proj", mlp.gate(project("gate_proj", x), project("up_proj", x), cfg.activation))
 
 
-def _project(weights: Params, x: Float[Array, "D N"]) -> Float[Array, "F N"]:
-    return linear(x, weights["weight"], weights.get("bias"))
+def _projector(block: str, weights: Params, experts: LayerExperts | None, x: Float[Array, "D N"]):
+    """W x + b of the block's projections by name, with their experts; x is the block's input."""
+    if experts is not None:
+        experts.see(block, x)
+
+    def project(name: str, x: Float[Array, "D N"]) -> Float[Array, "F N"]:
+        weight, bias = weights[name]["weight"], weights[name].get("bias")
+        if experts is None:
+            return linear(x, weight, bias)
+        y = experts.project(block, name, linear(x, weight), x)
+        return y if bias is None else y + bias[:, None]
+
+    return project

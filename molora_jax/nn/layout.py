@@ -56,7 +56,7 @@ def dense(
     return Dense(shape, jnp.asarray(positions), valid, segments)
 
 
-_RAGGED = ["positions", "rows", "tables", "writes", "lanes", "lane_of_token", "lane_positions", "tile_rows"]
+_RAGGED = ["positions", "rows", "slots", "tables", "writes", "lanes", "lane_of_token", "lane_positions", "tile_rows"]
 
 
 @functools.partial(jax.tree_util.register_dataclass, meta_fields=["page_size"], data_fields=_RAGGED)
@@ -70,6 +70,7 @@ class Ragged:
       page_size: rows of the KV table that a page holds.
       positions: of each token in its request.
       rows: of each token; B for padding.
+      slots: of each row in what is kept by request beside the pages; beyond any for rows that only fill up.
       tables: page tables of the B rows, one a kind of layer.
       writes: where each token's key and value go within a layer's share of the KV table, one a kind of layer;
         beyond the end of any table for padding, so that the write is dropped.
@@ -82,6 +83,7 @@ class Ragged:
     page_size: int
     positions: Int[Array, "N"]
     rows: Int[Array, "N"]
+    slots: Int[Array, "B"]
     tables: Int[Array, "kinds B P"]
     writes: Int[Array, "kinds N"]
     lanes: Int[Array, "J Q"]
@@ -106,12 +108,13 @@ def ragged(
     tokens: int,
     tile: int,
     page_size: int,
+    slots: Int[Array, "B"] | None = None,
 ) -> Ragged:
     """Lays `lengths[b]` tokens of row b, from position `starts[b]` on, one row after another into a list of `tokens`.
 
     Example: starts (5, 0), lengths (1, 3), tokens 6 gives rows 0 1 1 1 2 2 and positions 5 0 1 2 0 0;
     with tile 2 the lanes are (0 -)(1 2)(3 -) and empty tiles to the static bound tokens/tile + B.
-    The sum of `lengths` must not exceed `tokens`.
+    The sum of `lengths` must not exceed `tokens`. Rows are in slots of their own numbers unless `slots` are given.
     """
     batch = starts.shape[0]
     ends = jnp.cumsum(lengths)
@@ -138,6 +141,7 @@ def ragged(
         page_size=page_size,
         positions=positions,
         rows=rows,
+        slots=jnp.arange(batch, dtype=jnp.int32) if slots is None else slots,
         tables=tables,
         writes=writes,
         lanes=lanes.reshape(tiles, tile),

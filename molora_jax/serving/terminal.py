@@ -1,10 +1,10 @@
-"""Generation for a person at a terminal: prompts from files, streamed text, progress, JSON lines."""
+"""Generation for a person at a terminal: streamed text, progress, JSON lines."""
 
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
-import pathlib
 import sys
 from collections.abc import Iterator
 from typing import TextIO
@@ -16,50 +16,11 @@ from molora_jax.checkpoints.model import Model
 from molora_jax.compilation import counted
 from molora_jax.config import UserError
 from molora_jax.engine.engine import Engine
+from molora_jax.engine.experts import Experts
 from molora_jax.engine.request import EngineConfig, Request
+from molora_jax.serving.prompts import Prompt
 from molora_jax.serving.text import TextEngine
 from molora_jax.text import chat
-
-Prompt = str | list[chat.Message]
-"""Plain text, or the messages of a conversation."""
-
-
-def read_prompts(texts: list[str], file: str | None, *, chat: bool, system: str | None) -> list[Prompt]:
-    """Prompts from the command line and from a file: text with one a line, or .jsonl with `prompt` or `messages`.
-
-    Raises:
-      UserError: no prompt at all, an unreadable file or a malformed line, with its number.
-    """
-    prompts: list[Prompt] = list(texts)
-    if file:
-        prompts += _read_file(pathlib.Path(file))
-    if not prompts:
-        raise UserError("prompt: got none, expected --prompt or --prompts_file")
-    if not chat:
-        return prompts
-    lead = [{"role": "system", "content": system}] if system else []
-    return [[*lead, {"role": "user", "content": p}] if isinstance(p, str) else p for p in prompts]
-
-
-def _read_file(path: pathlib.Path) -> list[Prompt]:
-    try:
-        lines = path.read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as e:
-        raise UserError(f"prompts_file: cannot read {path}: {e}") from None
-    if path.suffix != ".jsonl":
-        return [line for line in lines if line.strip()]
-    prompts = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            prompts.append(row["messages"] if "messages" in row else row["prompt"])
-        except (ValueError, KeyError, TypeError):
-            raise UserError(
-                f'prompts_file: line {number} of {path} is {line!r:.60}, expected {{"prompt": …}} or {{"messages": …}}'
-            ) from None
-    return prompts
 
 
 def generate(
@@ -71,27 +32,34 @@ def generate(
     rows: int,
     max_length: int,
     output: str | None = None,
+    experts: Experts | None = None,
+    trace: bool = False,
 ) -> None:
     """Generates for every prompt and prints: one prompt is streamed, several show progress, then their texts.
 
     Args:
       template: how to continue every prompt; prompt i has the template's seed + i.
       output: file that gets a JSON line for each prompt as soon as it has ended.
+      experts: adapters that the prompts may name, or that a rule or a router gives their tokens.
+      trace: also tell which expert each token used.
 
     Raises:
       UserError: a prompt or a setting that cannot run; what had ended by then is in `output`.
     """
     rows = min(rows, len(prompts))
-    config = EngineConfig(max_rows=rows, max_length=min(max_length, model.cfg.max_positions))
-    requests = [
-        dataclasses.replace(template, prompt=encode(model, prompt), seed=template.seed + i)
-        for i, prompt in enumerate(prompts)
-    ]
+    config = EngineConfig(max_rows=rows, max_length=min(max_length, model.cfg.max_positions), trace=trace)
+    requests = []
+    for i, prompt in enumerate(prompts):
+        who = dict(adapter=prompt.adapter, route=prompt.route)
+        requests.append(dataclasses.replace(template, prompt=encode(model, prompt), seed=template.seed + i, **who))
     with _open(output) as sink:
-        engine = Engine(model.cfg, model.params, config)
+        engine = Engine(model.cfg, model.params, config, experts)
         texts = TextEngine(engine, model.tokenizer)
         numbers = [texts.submit(request, stop_strings) for request in requests]  # a wrong one ends here, at once
         _say(f"{model.cfg.family} on {jax.default_backend()}, KV {engine.kv_bytes / 2**20:.0f} MiB")
+        if experts:
+            library = experts.library
+            _say(f"{len(library.names)} experts, bank of {library.spec.slots} slots, {library.bytes / 2**20:.1f} MiB")
         with counted() as warm_up:
             engine.warm_up(functools.partial(tqdm.tqdm, desc="compiling", file=sys.stderr, leave=False))
         with counted() as later:
@@ -104,10 +72,10 @@ def generate(
 def encode(model: Model, prompt: Prompt) -> list[int]:
     """Token ids of a prompt; a conversation goes through the model's chat template."""
     tokenizer = model.tokenizer
-    if isinstance(prompt, str):
-        return tokenizer.encode(prompt)
+    if isinstance(prompt.text, str):
+        return tokenizer.encode(prompt.text)
     tokens = dict(bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token)
-    return tokenizer.encode(chat.render(tokenizer.chat_template, prompt, **tokens), special=False)
+    return tokenizer.encode(chat.render(tokenizer.chat_template, prompt.text, **tokens), special=False)
 
 
 @dataclasses.dataclass
@@ -116,6 +84,7 @@ class _Answer:
     text: str = ""
     tokens: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[float] = dataclasses.field(default_factory=list)
+    trace: list[list[str | None]] | None = None
 
 
 def _drive(texts: TextEngine, prompts: dict[int, Prompt], sink: TextIO | None) -> None:
@@ -133,21 +102,30 @@ def _drive(texts: TextEngine, prompts: dict[int, Prompt], sink: TextIO | None) -
                 print(piece.text, end="", flush=True)
             if piece.finished:
                 bar.update()
+                answer.trace = piece.trace
                 _write(sink, index[piece.request], answer, piece.finished)
     bar.close()
     if stream:
         print(flush=True)
-    elif sink is None:
-        for i, answer in enumerate(answers.values()):
+    for i, answer in enumerate(answers.values()):
+        if not stream and sink is None:
             print(f"[{i}] {answer.text}", flush=True)
+        if answer.trace and sink is None:
+            print(f"[{i}] experts: {_runs(answer.trace)}", flush=True)
+
+
+def _runs(trace: list[list[str | None]]) -> str:
+    """A trace in short: how many tokens in a row used what, "base" or "a/b" where the layers differ."""
+    names = ["/".join(sorted({name or "base" for name in choices})) for choices in trace]
+    return ", ".join(f"{name} × {len(list(run))}" for name, run in itertools.groupby(names))
 
 
 def _write(sink: TextIO | None, index: int, answer: _Answer, finished: str) -> None:
     if sink is None:
         return
-    row = dict(index=index, prompt=answer.prompt, text=answer.text, tokens=answer.tokens, finish=finished)
-    if answer.logprobs:
-        row["logprobs"] = answer.logprobs
+    row = dict(index=index, prompt=answer.prompt.text, text=answer.text, tokens=answer.tokens, finish=finished)
+    extra = dict(adapter=answer.prompt.adapter, logprobs=answer.logprobs, route=answer.trace)
+    row |= {name: value for name, value in extra.items() if value}
     sink.write(json.dumps(row, ensure_ascii=False) + "\n")
     sink.flush()
 

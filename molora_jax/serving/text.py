@@ -17,6 +17,7 @@ class Piece:
       text: what can be shown now; whole characters only, nothing of a stop string.
       tokens, logprobs: the ids behind it and what came before, stop tokens included.
       finished: "stop", "length", or None while it goes on.
+      trace: as in `engine.request.Event`.
     """
 
     request: int
@@ -24,6 +25,7 @@ class Piece:
     tokens: list[int]
     logprobs: list[float] | None
     finished: str | None
+    trace: list[list[str | None]] | None = None
 
 
 class TextEngine:
@@ -61,5 +63,5 @@ class TextEngine:
                 text += stream.flush()
             if finished:
                 del self._streams[event.request]
-            pieces.append(Piece(event.request, text, event.tokens, event.logprobs, finished))
+            pieces.append(Piece(event.request, text, event.tokens, event.logprobs, finished, event.trace))
         return pieces

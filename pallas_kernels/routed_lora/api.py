@@ -13,12 +13,13 @@ from pallas_kernels.routed_lora.layout import banks
 def routed_lora(
     x: Float[Array, "N D"],
     a: Float[Array, "E R D"],
-    b: Float[Array, "E F R"],
+    b: Float[Array, "E F R"] | Float[Array, "E R F"],
     route: Int[Array, "N"] | Float[Array, "N E"],
     scale: Float[Array, "E"],
     *,
     weights: Float[Array, "N E"] | None = None,
     gate: Float[Array, "N"] | Float[Array, "N R"] | None = None,
+    rank_major: bool = False,
     backend: common.Backend = "auto",
     interpret: Any = False,
 ) -> Float[Array, "N F"]:
@@ -35,7 +36,8 @@ def routed_lora(
     Args:
       x: [N D] tokens; N may be 0.
       a: [E R D] down projections. Experts of lower rank fill up with zeros, in a or b.
-      b: [E F R] up projections.
+      b: [E F R] up projections; [E R F] if `rank_major`, the layout of a bank that is kept: its tiles need no padding
+        on TPU and GPU, and no method copies it.
       route: [N] expert of each token, or [N E] weights. An id outside [0, E), by convention -1, is no adapter: its
         row is exactly zero and gives no gradient to anything. With ids, a NaN in an expert reaches its own tokens
         only; with weights it reaches every token, also through a weight of zero.
@@ -56,15 +58,15 @@ def routed_lora(
     x, a, b, route, scale = map(jnp.asarray, (x, a, b, route, scale))
     weights, gate = (None if v is None else jnp.asarray(v) for v in (weights, gate))
     ids, weights = split_route(route, weights)
-    check(x, a, b, ids, weights, scale, gate)
+    check(x, a, b, ids, weights, scale, gate, rank_major)
+    pair = banks(a, b, rank_major)
     if x.shape[0] == 0:
-        return jnp.zeros((0, b.shape[1]), x.dtype)
-    pair = banks(a, b)
+        return jnp.zeros((0, pair.width_out), x.dtype)
     why_not = {"tpu": tpu.why_not(x, pair, soft=ids is None), "gpu": gpu.why_not(x, pair, soft=ids is None)}
     chosen = common.choose_backend("routed_lora", backend, why_not, interpret=bool(interpret))
     if backend == "auto" and chosen in common.KERNELS:
         chosen = (xla.measured(x.shape[0], pair) or {}).get("backend", chosen)
-    return vjp.routed(chosen, interpret, x, a, b, ids, weights, scale, gate)
+    return vjp.routed(chosen, interpret, rank_major, x, a, b, ids, weights, scale, gate)
 
 
 def split_route(route, weights):
@@ -78,14 +80,20 @@ def split_route(route, weights):
     return None, route
 
 
-def check(x, a, b, ids, weights, scale, gate) -> None:
+def check(x, a, b, ids, weights, scale, gate, rank_major) -> None:
     """Raises ValueError, in one line, for the first operand that does not fit the others."""
     if x.ndim != 2 or a.ndim != 3 or b.ndim != 3:
         raise ValueError(f"routed_lora: got x {x.shape}, a {a.shape}, b {b.shape}, expected [N D], [E R D], [E F R]")
-    (n, d), (e, r, _), f = x.shape, a.shape, b.shape[1]
+    (n, d), (e, r, _), f = x.shape, a.shape, b.shape[2 if rank_major else 1]
     if e == 0 or r == 0:
         raise ValueError(f"routed_lora: got a {a.shape}, expected at least one expert of rank 1 or more")
-    expected = {"a": [(e, r, d)], "b": [(e, f, r)], "ids": [(n,)], "weights": [(n, e)], "scale": [(e,)]}
+    expected = {
+        "a": [(e, r, d)],
+        "b": [(e, r, f) if rank_major else (e, f, r)],
+        "ids": [(n,)],
+        "weights": [(n, e)],
+        "scale": [(e,)],
+    }
     expected["gate"] = [(n,), (n, r)]
     for name, array in dict(a=a, b=b, ids=ids, weights=weights, scale=scale, gate=gate).items():
         if array is not None and array.shape not in expected[name]:

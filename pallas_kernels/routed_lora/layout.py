@@ -39,11 +39,14 @@ class Banks:
         return self.up.shape[self.up_axes.index("f")]
 
 
-def banks(a, b, *, transposed: bool = False) -> Banks:
-    return Banks(b, a, "edr", "erf") if transposed else Banks(a, b, "erd", "efr")
+def banks(a, b, rank_major: bool = False, *, transposed: bool = False) -> Banks:
+    """The pair of the forward operation, or of its transpose; b is [E R F] if `rank_major`, else [E F R]."""
+    if transposed:
+        return Banks(b, a, "erd" if rank_major else "edr", "erf")
+    return Banks(a, b, "erd", "erf" if rank_major else "efr")
 
 
-def rank_major(pair: Banks) -> tuple[jax.Array, jax.Array]:
+def rank_first(pair: Banks) -> tuple[jax.Array, jax.Array]:
     """Both banks with the rank before the width, [E R D] and [E R F], which tile without padding on TPU and GPU."""
     down = pair.down if pair.down_axes == "erd" else pair.down.swapaxes(1, 2)
     up = pair.up if pair.up_axes == "erf" else pair.up.swapaxes(1, 2)

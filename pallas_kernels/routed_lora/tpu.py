@@ -15,7 +15,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.common import round_up
 from pallas_kernels.routed_lora import schedule, tpu_kernel
-from pallas_kernels.routed_lora.layout import Banks, operand, rank_major
+from pallas_kernels.routed_lora.layout import Banks, operand, rank_first
 
 # By the peak figures of a v5e, 1,024 packed ranks of a row cost the MXU what moving the row to sort it costs the HBM.
 PACKED_LIMIT = 1024
@@ -56,7 +56,7 @@ def soft(x, pair: Banks, mult, rank_gate=None, *, interpret=False):
 def packed(x, pair: Banks, route, mult, *, with_rank=False, interpret=False):
     """All experts at once: route is ids [N 1] or weights [N E], mult [N 1] or [N R]."""
     n, lanes = len(x), pair.experts * pair.rank
-    down, up = (bank.reshape(lanes, -1) for bank in rank_major(pair))
+    down, up = (bank.reshape(lanes, -1) for bank in rank_first(pair))
     tile = min(round_up(n, 16), TOKENS)
     steps = tpu_kernel.Phases.of(pair, tile, lanes, itemsize(x, pair))
     row = lambda width: pl.BlockSpec((tile, width), lambda i, s: (i, 0))
@@ -87,7 +87,7 @@ def packed(x, pair: Banks, route, mult, *, with_rank=False, interpret=False):
 
 def tiles(x, pair: Banks, ids, mult, *, with_rank=False, interpret=False):
     """Sorted tokens, one expert a tile: ids [N 1], mult [N 1] or [N R]; only the banks of experts in use are read."""
-    n, (down, up) = len(x), rank_major(pair)
+    n, (down, up) = len(x), rank_first(pair)
     tile = min(max(16, (1 << (n // pair.experts).bit_length()) // 2), 128)
     plan = schedule.sort(ids[:, 0], pair.experts, tile)
     count = len(plan.expert)

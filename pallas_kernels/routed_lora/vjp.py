@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.common import accumulator
 from pallas_kernels.routed_lora import dense, gpu, reference, tpu, xla
-from pallas_kernels.routed_lora.layout import banks
+from pallas_kernels.routed_lora.layout import Banks, banks, sums
 
 OPERANDS = ("x", "a", "b", "ids", "weights", "scale", "gate")
 
@@ -28,19 +28,19 @@ class Wanted:
     gate: bool
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def routed(backend: str, interpret: Any, x, a, b, ids, weights, scale, gate):
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def routed(backend: str, interpret: Any, rank_major: bool, x, a, b, ids, weights, scale, gate):
     """See `api.routed_lora`; ids or weights may be None, and with both the weights are straight-through."""
-    return forward(backend, interpret, x, a, b, ids, weights, scale, gate)[0]
+    return forward(backend, interpret, rank_major, x, a, b, ids, weights, scale, gate)[0]
 
 
-def forward(backend, interpret, x, a, b, ids, weights, scale, gate, with_rank=False):
-    acc = accumulator(x.dtype, a.dtype, b.dtype)
+def forward(backend, interpret, rank_major, x, a, b, ids, weights, scale, gate, with_rank=False):
+    acc, pair = accumulator(x.dtype, a.dtype, b.dtype), banks(a, b, rank_major)
     if ids is None:
         mult, rank_gate = soft_mult(acc, weights, scale, gate)
-        return soft(backend, interpret, x, banks(a, b), mult, rank_gate).astype(x.dtype), None
+        return soft(backend, interpret, x, pair, mult, rank_gate).astype(x.dtype), None
     mult = hard_mult(acc, ids, scale, gate)
-    y, u = hard(backend, interpret, x, banks(a, b), ids, mult, with_rank=with_rank)
+    y, u = hard(backend, interpret, x, pair, ids, mult, with_rank=with_rank)
     return y.astype(x.dtype), u
 
 
@@ -79,41 +79,43 @@ def soft(backend, interpret, *args):
     return dense.soft(*args)
 
 
-def routed_fwd(backend, interpret, *primals):
+def routed_fwd(backend, interpret, rank_major, *primals):
     values = [None if p is None else p.value for p in primals]
     want = Wanted(*(p is not None and p.perturbed for p in primals))
-    y, u = forward(backend, interpret, *values, with_rank=want.b or want.scale or want.gate)
+    y, u = forward(backend, interpret, rank_major, *values, with_rank=want.b or want.scale or want.gate)
     x, a, b, ids, weights, scale, gate = values
     soft = ids is None and (want.b or want.scale or want.gate)
     return y, (want, x if soft or want.a or want.weights else None, a, b, ids, weights, scale, gate, u)
 
 
-def routed_bwd(backend, interpret, residuals, g):
+def routed_bwd(backend, interpret, rank_major, residuals, g):
     want, x, a, b, ids, weights, scale, gate, u = residuals
     if isinstance(g, jax.custom_derivatives.SymbolicZero):
         g = jnp.zeros(g.shape, g.dtype)
     kernel = functools.partial(hard if ids is not None else soft, backend, interpret)
+    pairs = banks(a, b, rank_major), banks(a, b, rank_major, transposed=True)
     if ids is None:
-        grads = soft_gradients(want, kernel, x, g, a, b, weights, scale, gate)
+        grads = soft_gradients(want, kernel, x, g, *pairs, weights, scale, gate)
     else:
-        grads = hard_gradients(want, kernel, x, g, u, a, b, ids, scale, gate)
+        grads = hard_gradients(want, kernel, x, g, u, *pairs, ids, scale, gate)
         if want.weights:
-            grads["weights"] = straight_through(x, g, a, b, ids, scale, gate)
+            grads["weights"] = straight_through(x, g, *pairs, ids, scale, gate)
+    if want.b and not rank_major:
+        grads["b"] = grads["b"].swapaxes(1, 2)
     like = dict(x=g, a=a, b=b, weights=weights, scale=scale, gate=gate)
     return tuple(grads[k].astype(like[k].dtype) if getattr(want, k) else None for k in OPERANDS)
 
 
-def hard_gradients(want: Wanted, kernel, x, g, u, a, b, ids, scale, gate) -> dict:
+def hard_gradients(want: Wanted, kernel, x, g, u, fwd: Banks, bwd: Banks, ids, scale, gate) -> dict:
     """With u = A_e x, v = B_eᵀ g, m the factor: dx = A_eᵀ(m ⊙ v), dm = u ⊙ v, dA_e = (m ⊙ v)xᵀ, dB_e = g(m ⊙ u)ᵀ."""
-    n, experts = len(g), len(scale)
-    acc = accumulator(g.dtype, a.dtype, b.dtype)
+    n, experts, acc = len(g), len(scale), sums(g, fwd)
     mult = hard_mult(acc, ids, scale, gate)
     grads = {}
-    grads["x"], v = kernel(g, banks(a, b, transposed=True), ids, mult, with_rank=want.a or want.scale or want.gate)
+    grads["x"], v = kernel(g, bwd, ids, mult, with_rank=want.a or want.scale or want.gate)
     if want.a:
         grads["a"] = dense.hard_bank_gradient(v * mult.reshape(n, -1), x, ids, experts)
     if want.b:
-        grads["b"] = dense.hard_bank_gradient(u * mult.reshape(n, -1), g, ids, experts).swapaxes(1, 2)
+        grads["b"] = dense.hard_bank_gradient(u * mult.reshape(n, -1), g, ids, experts)
     if want.scale or want.gate:
         q = u * v
         own = scale.astype(acc)[jnp.clip(ids, 0, experts - 1)][:, None]
@@ -125,18 +127,17 @@ def hard_gradients(want: Wanted, kernel, x, g, u, a, b, ids, scale, gate) -> dic
     return grads
 
 
-def straight_through(x, g, a, b, ids, scale, gate):
+def straight_through(x, g, fwd: Banks, bwd: Banks, ids, scale, gate):
     """dw_ne = s_e g_n ⟨r_n ⊙ A_e x_n, B_eᵀ g_n⟩ for all experts, as if y were Σ_e w_ne Δ_e; zero for tokens of none."""
     ones = jnp.ones((len(g), len(scale)), scale.dtype)
-    mult, rank_gate = soft_mult(accumulator(g.dtype, a.dtype, b.dtype), ones, scale, gate)
-    p = dense.pairing(x, g, banks(a, b), banks(a, b, transposed=True), rank_gate)
+    mult, rank_gate = soft_mult(sums(g, fwd), ones, scale, gate)
+    p = dense.pairing(x, g, fwd, bwd, rank_gate)
     routed_here = (ids >= 0) & (ids < len(scale))
     return jnp.where(routed_here[:, None], p * mult, 0)
 
 
-def soft_gradients(want: Wanted, kernel, x, g, a, b, weights, scale, gate) -> dict:
-    acc = accumulator(g.dtype, a.dtype, b.dtype)
-    fwd, bwd = banks(a, b), banks(a, b, transposed=True)
+def soft_gradients(want: Wanted, kernel, x, g, fwd: Banks, bwd: Banks, weights, scale, gate) -> dict:
+    acc = sums(g, fwd)
     mult, rank_gate = soft_mult(acc, weights, scale, gate)
     grads = {}
     if want.x:
@@ -144,7 +145,7 @@ def soft_gradients(want: Wanted, kernel, x, g, a, b, weights, scale, gate) -> di
     if want.a:
         grads["a"] = dense.soft_bank_gradient(x, g, bwd, mult, rank_gate)
     if want.b:
-        grads["b"] = dense.soft_bank_gradient(g, x, fwd, mult, rank_gate).swapaxes(1, 2)
+        grads["b"] = dense.soft_bank_gradient(g, x, fwd, mult, rank_gate)
     if want.gate and gate.ndim == 2:
         grads["gate"] = dense.rank_pairing(x, g, fwd, bwd, mult)
     if want.weights or want.scale or (want.gate and gate.ndim == 1):

@@ -11,6 +11,8 @@ import pytest
 from molora_jax.adapters import adapter as adapters
 from molora_jax.adapters import merge
 from molora_jax.adapters.adapter import EMBED, Adapter, LoRAWeights
+from molora_jax.adapters.fresh import fresh
+from molora_jax.adapters.gate import GateConfig
 from molora_jax.checkpoints import peft
 from molora_jax.config import UserError
 from tests import golden
@@ -274,3 +276,9 @@ def test_base_weights_are_kept_if_they_are_those_of_one_base():
     z = dataclasses.replace(z, base={("embed", "weight"): (np.zeros((3, 2)),)})
     with pytest.raises(UserError, match=r"got different base weights for embed\.weight in adapter 'z'"):
         merge.combine([x, y, z], WEIGHTS, name="c")
+
+
+def test_gates_are_no_sums():
+    gated = fresh(*golden.params("llama_tied"), "gated", rank=2, sites=("attn.q_proj",), gate=GateConfig())
+    with pytest.raises(UserError, match="combine: got adapter 'gated', whose gates .* scale the update anew"):
+        merge.combine([gated, gated], [0.5, 0.5], name="both")

@@ -152,7 +152,6 @@ def test_equal_prefixes_are_read_once(engine):
     assert engine.slots.hits - before == 14
 
 
-@pytest.mark.xfail(strict=True, reason="a prompt whose last token is read by a decode program is published at its end")
 def test_a_prefix_is_shared_as_soon_as_it_is_read(engine):
     """Also when the chunks leave one token over, which reads like a decode step."""
     request = Request(prompt=prompt(CONFIG.prefill_chunk + 1, 3), max_new_tokens=40)

@@ -63,6 +63,31 @@ def test_a_frozen_bank_costs_nothing(backend, soft):
     assert len(bank_gradients(trained.jaxpr, ops)) >= 2
 
 
+@pytest.mark.parametrize("backend", ["reference", "xla", "tpu"])
+@pytest.mark.parametrize("soft", [False, True])
+def test_a_rank_major_bank_gives_the_same(backend, soft):
+    ops, g, *_ = arrays(*DIMS, gate=2)
+
+    @functools.partial(jax.jit, static_argnums=1)
+    def both(moving, rank_major):
+        def run(m):
+            route, weights = (m["weights"], None) if soft else (ops["route"], m["weights"])
+            kw = dict(weights=weights, gate=m["gate"], rank_major=rank_major)
+            return routed_lora(m["x"], m["a"], m["b"], route, m["scale"], **kw, **where)
+
+        y, vjp = jax.vjp(run, moving)
+        return y, vjp(g)[0]
+
+    where = dict(backend=backend, interpret=backend == "tpu")
+    moving = {k: v for k, v in ops.items() if k != "route"}
+    y, grads = both(moving, False)
+    other, other_grads = both(dict(moving, b=moving["b"].swapaxes(1, 2)), True)
+    np.testing.assert_allclose(other, y, rtol=1e-6, atol=1e-6)
+    other_grads["b"] = other_grads["b"].swapaxes(1, 2)
+    for name, grad in grads.items():
+        np.testing.assert_allclose(other_grads[name], grad, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
 def test_no_token_gives_no_row():
     ops, *_ = arrays(0, 4, 6, 2, 3)
     y, grads = jax.value_and_grad(lambda x: jnp.sum(apply(dict(ops, x=x))))(ops["x"])

@@ -52,6 +52,18 @@ class TestXlaTiles(Patched):
     patch = (xla, "choose", lambda n, pair: ("tiles", 16))
 
 
+class TestXlaCapacity(Patched):
+    """Where an expert has more tokens than there is room for, the packed form stands in, or the loop."""
+
+    backend = "xla"
+    patch = (xla, "choose", lambda n, pair: ("capacity", 8))
+
+
+class TestXlaCapacityLoop(Patched):
+    backend = "xla"
+    patch = (xla, "CROWD_LIMIT", 0)
+
+
 class TestXlaPacked(Patched):
     backend = "xla"
     patch = (xla, "choose", lambda n, pair: ("packed", 0))

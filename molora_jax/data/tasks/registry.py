@@ -1,0 +1,31 @@
+"""The benchmarks by name, and the judge of every example."""
+
+from molora_jax.config import UserError
+from molora_jax.data.example import Example
+from molora_jax.data.tasks.arc import ARC, ARC_EASY
+from molora_jax.data.tasks.boolq import BOOLQ
+from molora_jax.data.tasks.cola import COLA
+from molora_jax.data.tasks.gsm8k import GSM8K
+from molora_jax.data.tasks.judge import Judge
+from molora_jax.data.tasks.medqa import MEDQA
+from molora_jax.data.tasks.svamp import SVAMP
+from molora_jax.data.tasks.task import Task
+from molora_jax.data.testbed.verifier import JUDGE
+
+TASKS = {task.name: task for task in (GSM8K, SVAMP, ARC, ARC_EASY, BOOLQ, COLA, MEDQA)}
+
+
+def task(name: str) -> Task:
+    """The benchmark of that name.
+
+    Raises:
+      UserError: there is none.
+    """
+    if name not in TASKS:
+        raise UserError(f"tasks: got {name!r}, expected one of {', '.join(TASKS)}")
+    return TASKS[name]
+
+
+def judge(example: Example) -> Judge:
+    """Of the example's benchmark; of the testbed where it is none."""
+    return TASKS[example.task].judge if example.task in TASKS else JUDGE

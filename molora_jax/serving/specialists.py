@@ -1,0 +1,95 @@
+"""Experts for an engine from what a user types: folders by name, and who decides between them."""
+
+import sys
+from collections.abc import Sequence
+
+from molora_jax.adapters.library import Library
+from molora_jax.adapters.mixtures.classifier import PromptClassifier
+from molora_jax.adapters.spec import BankSpec
+from molora_jax.checkpoints import peft
+from molora_jax.checkpoints import router as routers
+from molora_jax.checkpoints.model import Model
+from molora_jax.config import UserError
+from molora_jax.engine.experts import Experts
+
+
+def load(
+    model: Model,
+    adapters: Sequence[str],
+    *,
+    route: str = "row",
+    rule: Sequence[str] = (),
+    router: str | None = None,
+    slots: int = 8,
+) -> Experts | None:
+    """The experts of `adapters`, each "name=folder", in a bank of at most `slots` of them at once; None without any.
+
+    What was loaded is told on standard error, a line each.
+
+    Args:
+      route: "row" and "token" leave it to each request; "vocab" needs a rule, "router" a router.
+      rule: "name=from-to" for a range of token ids, both ends included, or "name=<token>" for one token; "base" is no
+        expert.
+      router: folder of a router's checkpoint, whose experts are those of `adapters` in their order.
+
+    Raises:
+      UserError: a flag that reads otherwise, or what loading says.
+    """
+    needs = {"vocab": ("rule", rule), "router": ("router", router)}
+    for kind, (flag, value) in needs.items():
+        if bool(value) != (route == kind):
+            raise UserError(f"{flag}: got {value or 'none'}, expected --{flag} with --route={kind}, and only there")
+    if not adapters:
+        if route != "row":
+            raise UserError(f"route: got {route} without experts, expected --adapters=name=folder,…")
+        return None
+    found = []
+    for item in adapters:
+        name, folder = _pair("adapters", item, "name=folder")
+        adapter, report = peft.load(folder, model.cfg, name=name)
+        print(f"{name}: {str(report).splitlines()[0]}", file=sys.stderr)
+        found.append(adapter)
+    names = [adapter.name for adapter in found]
+    if len(set(names)) < len(names) or "base" in names:
+        raise UserError(f"adapters: got the names {', '.join(names)}, expected different ones, and none of them base")
+    slots = len(found) if router else min(slots, len(found))
+    library = Library(BankSpec.holding(found, slots=slots, dtype=_dtype(model)), model.params)
+    for adapter in found:
+        library.add(adapter)
+    decides = routers.load(router, found, model.params) if router else None
+    if isinstance(decides, PromptClassifier):
+        raise UserError("router: got a prompt classifier, expected one for tokens: give each prompt its own adapter")
+    if decides is not None:
+        decides = decides.placed(library.slots(tuple(names)), slots)
+    return Experts(library, model.cfg.vocab, router=decides, rule=_rule(model, rule, names))
+
+
+def _rule(model: Model, items: Sequence[str], names: list[str]) -> dict[int, str | None]:
+    table: dict[int, str | None] = {}
+    for item in items:
+        name, where = _pair("rule", item, "name=from-to or name=<token>")
+        if name not in (*names, "base"):
+            raise UserError(f"rule: got {name!r}, expected one of {', '.join(names)} or base")
+        low, dash, high = where.partition("-")
+        if dash and low.isdigit() and high.isdigit():
+            ids = range(int(low), int(high) + 1)
+        else:
+            ids = model.tokenizer.encode(where, special=False)
+            if len(ids) != 1:
+                raise UserError(f"rule: got {where!r}, which is {len(ids)} tokens, expected one token, or ids as 32-64")
+        taken = [token for token in ids if table.get(token, name) != name]
+        if taken:
+            raise UserError(f"rule: got token id {taken[0]} for {table[taken[0]]} and {name}, expected one expert")
+        table |= dict.fromkeys(ids, name)
+    return {token: None if name == "base" else name for token, name in table.items()}
+
+
+def _pair(flag: str, item: str, form: str) -> tuple[str, str]:
+    name, sign, value = item.partition("=")
+    if not (name and sign and value):
+        raise UserError(f"{flag}: got {item!r}, expected {form}")
+    return name, value
+
+
+def _dtype(model: Model):
+    return model.params["embed"]["weight"].dtype

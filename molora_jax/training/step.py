@@ -1,0 +1,148 @@
+"""One training step: a jitted, donated function of the state and a batch, over the trained leaves alone."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from molora_jax.config import UserError
+from molora_jax.training.batch import TokenBatch
+from molora_jax.training.objective import Sums
+from molora_jax.training.optimiser import OptimiserConfig, optimiser
+from molora_jax.training.partition import Leaves, Partition, matches, partition
+from molora_jax.typing import Array, Bool, Int
+
+Loss = Callable[[Any, TokenBatch, Array], Sums]
+"""loss(tree, batch, key): pure; `tree` is the one that was partitioned, `key` is for whatever is random."""
+
+Metrics = dict[str, Array]
+
+LOW_PRECISION = ("params.*", "bank.*.[ab]", "bank.whole.*")
+"""Leaves that bf16 compute applies to; scales, norms of DoRA, routers and gates keep what their maths needs."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class State:
+    """All that a step changes, and all that a checkpoint needs of it. Passed in, returned, donated.
+
+    Attributes:
+      step: updates so far.
+      trained: masters in fp32 (or wider), by path.
+      optimiser: of optax, for the trained leaves alone.
+      key: random key of the run; each step and microbatch folds its number in.
+      halted: a loss or gradient was not finite: no step changes anything from then on.
+    """
+
+    step: Int[Array, ""]
+    trained: Leaves
+    optimiser: Any
+    key: Array
+    halted: Bool[Array, ""]
+
+
+class Trainer:
+    """A model taken apart for training: `state`, then `step(state, batch)` again and again, `tree(state)` in the end.
+
+    Args:
+      tree: the model, as {"params": …, "bank": …, "router": …}; it stays as it is, and what is frozen is shared.
+      loss: of that tree.
+      config: which leaves train, and how.
+      accumulate: microbatches that a batch is cut into, along its rows; the gradient is that of the whole batch, each
+        token counting the same wherever it lies.
+      dtype: computes with `LOW_PRECISION` leaves in this dtype; None: with each in its own.
+
+    Attributes:
+      partition: how the leaves go together.
+      frozen: the leaves that no step touches.
+    """
+
+    def __init__(self, tree: Any, loss: Loss, config: OptimiserConfig, *, accumulate: int = 1, dtype=None, seed=0):
+        compute = None if dtype is None else (dtype, matches(LOW_PRECISION))
+        self.partition, trained, self.frozen = partition(tree, config.trains, compute=compute)
+        self.config, self._rows = config, accumulate
+        self._update = optimiser(config, trained)
+        halted, step = jnp.zeros((), bool), jnp.zeros((), jnp.int32)
+        self._first = State(step, trained, self._update.init(trained), jax.random.key(seed), halted)
+        run = functools.partial(_step, self.partition, loss, self._update, accumulate)
+        self._step = jax.jit(run, donate_argnums=0)
+        self._sums = jax.jit(functools.partial(_sums, self.partition, loss))
+
+    def init(self) -> State:
+        """The state before the first step; each call gives buffers of its own."""
+        return jax.tree.map(jnp.copy, self._first)
+
+    def step(self, state: State, batch: TokenBatch) -> tuple[State, Metrics]:
+        """The state after one update, and "loss", "weight", "grad_norm", "finite" and the loss's extras as averages.
+
+        `state` is donated. Where the loss or the gradient is not finite, "finite" is False and the state is unchanged
+        but for `halted`.
+        """
+        rows = batch.tokens.shape[0]
+        if rows % self._rows:
+            raise UserError(f"step: got {rows} rows for {self._rows} microbatches, expected a multiple")
+        return self._step(state, self.frozen, batch)
+
+    def sums(self, state: State, batch: TokenBatch) -> Sums:
+        """The loss of a batch as it is, without a gradient; with the key of step 0, so that it repeats."""
+        return self._sums(state.trained, self.frozen, batch)
+
+    def tree(self, state: State) -> Any:
+        """The model as it is now, with the masters in their full precision."""
+        leaves = {**self.frozen, **state.trained}
+        return self.partition.tree.unflatten([leaves[path] for path in self.partition.paths])
+
+
+def _sums(parts: Partition, loss: Loss, trained, frozen, batch) -> Sums:
+    return loss(parts.join(trained, frozen), batch, jax.random.key(0))
+
+
+def _step(parts: Partition, loss: Loss, update, accumulate: int, state: State, frozen: Leaves, batch: TokenBatch):
+    key = jax.random.fold_in(state.key, state.step)
+
+    def total(trained, part, number):
+        sums = loss(parts.join(trained, frozen), part, jax.random.fold_in(key, number))
+        return sums.loss, sums
+
+    gradient = lambda part, number: jax.grad(total, has_aux=True)(state.trained, part, number)
+    grads, sums = gradient(batch, 0) if accumulate == 1 else _accumulated(gradient, batch, accumulate)
+    weight = jnp.where(sums.weight > 0, sums.weight, 1)  # a batch of pads has no gradient, and no NaN either
+    grads, means = jax.tree.map(lambda leaf: leaf / weight, (grads, sums))
+    return _updated(update, state, grads, means, sums.weight)
+
+
+def _accumulated(gradient, batch: TokenBatch, parts: int) -> tuple[Leaves, Sums]:
+    """Sums over microbatches, one after the other."""
+    cut = jax.tree.map(lambda leaf: leaf.reshape(parts, leaf.shape[0] // parts, *leaf.shape[1:]), batch)
+    first = jax.tree.map(lambda leaf: leaf[0], cut)
+    empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(gradient, first, 0))
+
+    def add(total, part):
+        return jax.tree.map(jnp.add, total, gradient(*part)), None
+
+    return jax.lax.scan(add, empty, (cut, jnp.arange(parts)))[0]
+
+
+def _updated(update, state: State, grads: Leaves, means: Sums, weight: Array) -> tuple[State, Metrics]:
+    norm = jnp.sqrt(sum(jnp.sum(g.astype(_wide(g)) ** 2) for g in grads.values()))
+    finite = jnp.isfinite(means.loss) & jnp.isfinite(norm)
+    go = finite & ~state.halted
+    changes, moments = update.update(grads, state.optimiser, state.trained)
+    new = {path: leaf + changes[path].astype(leaf.dtype) for path, leaf in state.trained.items()}
+    kept = lambda new, old: jax.tree.map(lambda n, o: jnp.where(go, n, o), new, old)
+    state = State(
+        step=state.step + go,
+        trained=kept(new, state.trained),
+        optimiser=kept(moments, state.optimiser),
+        key=state.key,
+        halted=~go,
+    )
+    metrics = dict(loss=means.loss, weight=weight, grad_norm=norm, finite=finite) | means.extra
+    return state, metrics
+
+
+def _wide(leaf: Array):
+    return jnp.promote_types(leaf.dtype, jnp.float32)

@@ -1,0 +1,65 @@
+"""A tiny golden model with a bank of random experts, for the tests of routing; and routing in fp64 numpy."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from molora_jax.adapters.fresh import ALL_LINEAR, fresh
+from molora_jax.adapters.library import Library
+from molora_jax.adapters.spec import BankSpec
+from molora_jax.models import transformer
+from molora_jax.nn.layout import dense
+from tests import fakes
+
+NAME = "llama_untied"
+MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+RANKS = (3, 1, 2)
+SITES = (ALL_LINEAR, ("attn.q_proj", *MLP), ALL_LINEAR)
+"""Of the experts: other ranks, and the second leaves most of the attention alone."""
+SHAPE = (2, 7)
+
+
+@functools.cache
+def world(dtype=jnp.float32, sites=SITES, slots=5):
+    """(config, parameters, adapters, library): three experts in slots 0 to 2 of a bank with room for more."""
+    cfg, params = fakes.model(NAME, dtype)
+    adapters = tuple(
+        fresh(cfg, params, f"e{i}", rank=RANKS[i], sites=sites[i], seed=i, spread=0.3) for i in range(len(sites))
+    )
+    library = Library(BankSpec.holding(adapters, slots=slots, dtype=dtype), params)
+    for adapter in adapters:
+        library.add(adapter)
+    library.slots(library.names)
+    return cfg, params, adapters, library
+
+
+def tokens(cfg, seed=0, shape=SHAPE):
+    return np.random.default_rng(seed).integers(0, cfg.vocab, shape).astype(np.int32)
+
+
+QUICK = {"xla_backend_optimization_level": 0}
+"""Compiles in half the time; these models are too small to run any faster."""
+
+
+@functools.partial(jax.jit, static_argnums=0, compiler_options=QUICK)
+def run(cfg, params, tokens, bank, route, layout=None):
+    """`transformer.apply` of rows [B T]."""
+    layout = dense(*tokens.shape) if layout is None else layout
+    return transformer.apply(cfg, params, tokens.reshape(-1), layout, bank=bank, route=route)
+
+
+def softmax(scores: np.ndarray) -> np.ndarray:
+    powers = np.exp(scores - scores.max(-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)
+
+
+def deltas(x: np.ndarray, site) -> np.ndarray:
+    """[E N F]: each expert's update, one at a time."""
+    a, b, scale = (np.asarray(v, np.float64) for v in (site.a, site.b, site.scale))
+    return np.stack([scale[e] * (x @ a[e].T) @ b[e] for e in range(len(a))])
+
+
+def identical(got, want) -> None:
+    np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
