@@ -43,6 +43,7 @@ class Store:
         self._ocp, self.folder, self._best = _orbax(), Path(folder).absolute(), best
         self._swept = False
         logging.getLogger("absl").addFilter(_not_from_orbax)
+        logging.getLogger("asyncio").addFilter(_not_told_already)
         if sys.unraisablehook is not _quiet_hook:
             _quiet_hook.before, sys.unraisablehook = sys.unraisablehook, _quiet_hook
         with self._writing():
@@ -188,6 +189,11 @@ def _folders(folder: Path) -> list[Path]:
 def _not_from_orbax(record: logging.LogRecord) -> bool:
     """Keeps its stack traces off the screen: what they tell is raised, in one line."""
     return f"{os.sep}orbax{os.sep}" not in record.pathname
+
+
+def _not_told_already(record: logging.LogRecord) -> bool:
+    """Drops the writes that failed together with the one that a save reports."""
+    return "exception was never retrieved" not in record.getMessage()
 
 
 def _quiet_hook(unraisable) -> None:
