@@ -1,19 +1,18 @@
 """Compiles the TPU kernels, forward and backward, for one chip that is not there; run by test_tpu_aot.py.
 
-Usage: aot_worker.py TOPOLOGY SHAPE...; prints one JSON object a shape.
+Usage: aot_worker TOPOLOGY SHAPE...; prints one JSON object a shape.
 """
 
 import functools
 import json
 import sys
-import time
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import topologies
-from jax.sharding import AbstractDevice, AbstractMesh, AxisType, SingleDeviceSharding
+from jax.sharding import SingleDeviceSharding
 
 from pallas_kernels.routed_lora import routed_lora, specs
+from tests.pallas_kernels import aot
 
 
 def forward(x, a, b, ids, scale, gate):
@@ -36,21 +35,12 @@ def compile_shape(spec, device, fn, order):
         "scale": array(spec.E, dtype="float32"),
         "gate": array(spec.N, dtype="float32"),
     }
-    start = time.perf_counter()
-    compiled = jax.jit(fn).lower(*(operands[name] for name in order)).compile()
-    return {
-        "seconds": round(time.perf_counter() - start, 1),
-        "kernels": compiled.as_text().count('custom_call_target="tpu_custom_call"'),
-        "temp_bytes": compiled.memory_analysis().temp_size_in_bytes,
-    }
+    return aot.compiled(functools.partial(jax.jit(fn).lower, *(operands[name] for name in order)))
 
 
 def main(topology: str, *names: str):
-    device = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices[0]
-    kind = AbstractDevice(device_kind=device.device_kind, num_cores=1, platform="tpu")
-    mesh = AbstractMesh((1,), ("x",), axis_types=(AxisType.Auto,), abstract_device=kind)
     backward = jax.grad(loss, argnums=(0, 1, 2))
-    with jax.sharding.use_abstract_mesh(mesh):
+    with aot.chip(topology) as device:
         for name in names:
             run = functools.partial(compile_shape, specs.DEVICE[name], device)
             report = {

@@ -1,26 +1,13 @@
 """The TPU kernels compiled ahead of time by the compiler of real chips, in processes of their own."""
 
 import importlib.util
-import json
-import os
-import pathlib
-import subprocess
-import sys
 
 import pytest
 
 from pallas_kernels.selective_scan import specs
+from tests.pallas_kernels import aot
 
-ROOT = pathlib.Path(__file__).parents[3]
 WORKER = "tests.pallas_kernels.selective_scan.aot_worker"
-ENVIRONMENT = {
-    "JAX_PLATFORMS": "cpu",
-    "TPU_SKIP_MDS_QUERY": "1",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    "TPU_LOG_DIR": "disabled",
-}
 
 
 @pytest.mark.slow
@@ -28,17 +15,7 @@ ENVIRONMENT = {
 def test_chip_compiler_takes_every_shape(topology):
     if importlib.util.find_spec("libtpu") is None:
         pytest.skip("needs the TPU compiler: pip install 'molora_jax[tpu]'")
-    done = subprocess.run(
-        [sys.executable, "-m", WORKER, topology, *specs.DEVICE],
-        cwd=ROOT,
-        env=os.environ | ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    facts = {fact["spec"]: fact for fact in map(json.loads, done.stdout.splitlines())}
+    facts = {fact["spec"]: fact for fact in aot.reports(WORKER, topology, list(specs.DEVICE), timeout=300)}
     assert facts.keys() == specs.DEVICE.keys()
     assert {fact["kernels"] for fact in facts.values()} == {2}
     for name, fact in facts.items():
