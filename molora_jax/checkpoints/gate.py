@@ -19,6 +19,7 @@ from molora_jax.adapters import adapter as adapters
 from molora_jax.adapters import gate
 from molora_jax.adapters.adapter import Adapter, GateGroup
 from molora_jax.adapters.gate import GateConfig
+from molora_jax.checkpoints import tensors
 from molora_jax.config import ModelConfig, UserError
 from molora_jax.models import families
 from molora_jax.typing import Params
@@ -73,12 +74,7 @@ def save(folder: Path, cfg: ModelConfig, adapter: Adapter) -> None:
             (folder / name).unlink(missing_ok=True)
         return
     values = {f"{_name(cfg, s[0]).format(i)}.gate.{key}": value for s, i, key, value in _leaves(adapter)}
-    part = folder / f"{WEIGHTS}.part"
-    part.touch()
-    mode = part.stat().st_mode
-    safetensors.numpy.save_file(values, part, metadata={"format": "np"})
-    part.chmod(mode)  # safetensors lets nobody but the owner read its files
-    part.rename(folder / WEIGHTS)
+    tensors.write_file(values, folder / WEIGHTS, format="np")
     groups = [[_name(cfg, path).format("*") for path in group.sites] for group in adapter.gates]
     fields = dataclasses.asdict(adapter.gate) | dict(groups=groups)
     (folder / CONFIG).write_text(json.dumps(fields, indent=2))

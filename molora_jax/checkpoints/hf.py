@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from molora_jax.checkpoints import tensors
+from molora_jax.checkpoints.json_file import read_object
 from molora_jax.config import ModelConfig, UserError
 from molora_jax.models import families, transformer
 from molora_jax.typing import Params
@@ -109,16 +110,7 @@ def read_config(folder: Path) -> families.Json:
     """
     if not folder.is_dir():
         raise UserError(f"{folder}: got no such folder, expected one with config.json and {tensors.SINGLE}")
-    file = folder / "config.json"
-    try:
-        raw = json.loads(file.read_text())
-    except FileNotFoundError:
-        raise UserError(f"{file}: got no such file, expected the config.json of a HF folder") from None
-    except ValueError as e:
-        raise UserError(f"{file}: got no JSON ({e}); download or export it again") from None
-    if not isinstance(raw, dict):
-        raise UserError(f"{file}: got a JSON {type(raw).__name__}, expected an object")
-    return raw
+    return read_object(folder / "config.json", expected="the config.json of a HF folder")
 
 
 def _is_single(sharding) -> bool:

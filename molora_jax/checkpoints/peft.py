@@ -12,7 +12,8 @@ import safetensors.numpy
 
 from molora_jax.adapters.adapter import Adapter, LoRAWeights
 from molora_jax.checkpoints import gate as gates
-from molora_jax.checkpoints import peft_config, peft_export, peft_names, peft_plan
+from molora_jax.checkpoints import peft_config, peft_export, peft_names, peft_plan, tensors
+from molora_jax.checkpoints.json_file import read_object
 from molora_jax.checkpoints.peft_config import PeftConfig
 from molora_jax.checkpoints.peft_names import Index, Module
 from molora_jax.checkpoints.peft_plan import Plan
@@ -144,12 +145,7 @@ def save(folder: Path | str, cfg: ModelConfig, adapter: Adapter) -> None:
     config = peft_export.config(adapter, cfg, known)
     gates.check(adapter)
     folder.mkdir(parents=True, exist_ok=True)
-    part = folder / f"{WEIGHTS}.part"
-    part.touch()
-    mode = part.stat().st_mode
-    safetensors.numpy.save_file(values, part, metadata={"format": "pt"})
-    part.chmod(mode)  # safetensors lets nobody but the owner read its files
-    part.rename(folder / WEIGHTS)
+    tensors.write_file(values, folder / WEIGHTS, format="pt")
     (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True))
     gates.save(folder, cfg, adapter)
 
@@ -158,15 +154,7 @@ def _read_json(folder: Path) -> peft_config.Json:
     file = folder / CONFIG
     if not folder.is_dir():
         raise UserError(f"{folder}: got no such folder, expected one with {CONFIG} and {WEIGHTS}")
-    try:
-        raw = json.loads(file.read_text())
-    except FileNotFoundError:
-        raise UserError(f"{file}: got no such file, expected the config of a PEFT adapter") from None
-    except ValueError as e:
-        raise UserError(f"{file}: got no JSON ({e}); download or export it again") from None
-    if not isinstance(raw, dict):
-        raise UserError(f"{file}: got a JSON {type(raw).__name__}, expected an object")
-    return raw
+    return read_object(file, expected="the config of a PEFT adapter")
 
 
 def _open(folder: Path):

@@ -82,7 +82,7 @@ def write(folder: Path, sources: Mapping[str, Source], max_shard_bytes: int) -> 
     names = names if len(shards) > 1 else [SINGLE]
     for name, shard in zip(names, shards, strict=True):
         values = {key: np.ascontiguousarray(source.make()) for key, source in shard.items()}
-        _save(values, folder / f"{name}.part")
+        _save(values, folder / f"{name}.part", "pt")
     for old in (*folder.glob("model*.safetensors"), folder / INDEX):
         old.unlink(missing_ok=True)
     for name in names:
@@ -93,10 +93,17 @@ def write(folder: Path, sources: Mapping[str, Source], max_shard_bytes: int) -> 
         (folder / INDEX).write_text(json.dumps(index, indent=2))
 
 
-def _save(values: dict[str, np.ndarray], file: Path) -> None:
+def write_file(values: dict[str, np.ndarray], file: Path, *, format: str) -> None:
+    """Writes one file, which takes the place of an older one when it is whole; `format` goes into its metadata."""
+    part = file.with_name(f"{file.name}.part")
+    _save(values, part, format)
+    part.rename(file)
+
+
+def _save(values: dict[str, np.ndarray], file: Path, format: str) -> None:
     file.touch()
     mode = file.stat().st_mode
-    safetensors.numpy.save_file(values, file, metadata={"format": "pt"})
+    safetensors.numpy.save_file(values, file, metadata={"format": format})
     file.chmod(mode)  # safetensors lets nobody but the owner read its files
 
 
