@@ -2,13 +2,13 @@
 
 import collections
 import dataclasses
-import hashlib
 
 import jax
 import numpy as np
 
 from molora_jax.adapters.adapter import Adapter
 from molora_jax.adapters.bank import Bank
+from molora_jax.adapters.digest import adapter_digest
 from molora_jax.adapters.spec import BankSpec, new_bank, pack, size, write
 from molora_jax.config import UserError
 from molora_jax.typing import Params
@@ -20,7 +20,7 @@ class _Expert:
 
     name: str
     row: Bank
-    digest: bytes
+    digest: str
     slot: int | None = None
     users: int = 0
 
@@ -63,11 +63,8 @@ class Library:
           UserError: it does not fit the spec; nothing has changed then.
         """
         row = pack(self.spec, self._params, adapter)
-        digest = hashlib.blake2b(digest_size=16)
-        for leaf in jax.tree.leaves(row):
-            digest.update(np.ascontiguousarray(leaf).tobytes())
         old = self._experts.get(adapter.name)
-        self._experts[adapter.name] = _Expert(adapter.name, row, digest.digest())
+        self._experts[adapter.name] = _Expert(adapter.name, row, adapter_digest(adapter))
         if old is not None:
             self._forget(old)
 
@@ -76,11 +73,11 @@ class Library:
         self._forget(self._get(name))
         del self._experts[name]
 
-    def digest(self, name: str) -> bytes:
+    def digest(self, name: str) -> str:
         """Tells an expert's content from any other."""
         return self._get(name).digest
 
-    def held_digest(self, slot: int) -> bytes:
+    def held_digest(self, slot: int) -> str:
         """Tells the content of a slot in use, which may be of an older version than its name stands for now."""
         return self._resident[slot].digest
 
