@@ -81,16 +81,6 @@ class Route:
         choices = {name: choice.at(layer) for name, choice in self.choices.items()}
         return Route(choices, self.router and self.router.at(layer), self.pool)
 
-    def but(self, ids: Int[Array, "N"]) -> "Route":
-        """The same mixtures, except for tokens whose experts are given: all ids but `ROUTED`."""
-
-        def one(choice: Choice) -> Choice:
-            given = (ids[:, None] == jnp.arange(choice.weights.shape[-1])).astype(choice.weights.dtype)
-            weights = jnp.where((ids == ROUTED)[:, None], choice.weights, given)
-            return dataclasses.replace(choice, weights=weights)
-
-        return dataclasses.replace(self, choices={name: one(choice) for name, choice in self.choices.items()})
-
     @property
     def ids(self) -> Int[Array, "N"] | None:
         """The given expert of each token, where it is the same in every layer."""

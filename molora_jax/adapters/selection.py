@@ -132,13 +132,13 @@ def _mixture(rule: Rule, scores, placement: Placement, given, mask, temperature)
     return with_given(placement.spread(weights), given, factored=rule.factored)
 
 
-def with_given(weights: Float[Array, "N E"], given: Choice | None, *, factored: bool = False) -> Choice:
+def with_given(weights: Float[Array, "*L N E"], given: Choice | None, *, factored: bool = False) -> Choice:
     """The mixture by `weights` of the tokens for which nothing is given; of the others what is, as `select` says."""
     if given is None:
         return Choice(weights=weights, factored=factored)
     if given.ids is None:
         return Choice(weights=with_gradient(given.weights, weights), gate=given.gate, factored=given.factored)
-    whole = (given.ids[:, None] == jnp.arange(weights.shape[1])).astype(weights.dtype)
+    whole = (given.ids[:, None] == jnp.arange(weights.shape[-1])).astype(weights.dtype)
     return Choice(weights=jnp.where((given.ids == ROUTED)[:, None], weights, whole), factored=factored)
 
 

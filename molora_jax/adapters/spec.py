@@ -325,9 +325,7 @@ def _leaf(params: Params, name: str) -> Array:
     tree = params if name in ENDS else params["layers"]
     tree = tree[0] if isinstance(tree, list) else tree
     try:
-        for key in (*name.split("."), "weight"):
-            tree = tree[key]
-        return tree
+        return _nested(tree, f"{name}.weight")
     except KeyError:
         raise UserError(f"bank: got site {name!r}, expected a projection of the model, as attn.q_proj") from None
 

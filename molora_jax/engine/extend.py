@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from molora_jax.adapters.route import NONE, Route
+from molora_jax.adapters.route import NONE, Choice, Route
 from molora_jax.config import ModelConfig
 from molora_jax.engine.buckets import Bucket
 from molora_jax.engine.experts import Adapters, next_expert, traced
@@ -91,7 +91,7 @@ def _route(cfg, params, adapters: Adapters, ids: Int[Array, "N"], tokens, layout
     if scout is None:
         return dataclasses.replace(Route.of(ids), router=adapters.router), None
     first = transformer.apply(cfg, params, tokens, layout, scout)
-    return adapters.router.route(first.hidden).but(ids), first.state
+    return adapters.router.route(first.hidden, Choice(ids=ids)), first.state
 
 
 def _commit(

@@ -9,7 +9,7 @@ from flax import nnx
 
 from molora_jax.adapters.route import LAYER, Choice, Route
 from molora_jax.adapters.router import Scorer, score
-from molora_jax.adapters.selection import Placement, best_k
+from molora_jax.adapters.selection import Placement, best_k, with_given
 from molora_jax.config import UserError
 from molora_jax.typing import Array, Float, Int, Params
 
@@ -55,13 +55,13 @@ class XLoRA:
         p = jnp.transpose(self._kept(jax.nn.softmax(scores, axis=-1)), (2, 1, 0, 3))
         return dict(zip(names, p, strict=True))
 
-    def route(self, hidden: Float[Array, "N D"]) -> Route:
+    def route(self, hidden: Float[Array, "N D"], given: Choice | None = None) -> Route:
         """The route of the second pass, from `transformer.apply(...).hidden` of the first, run without a bank.
 
-        In decoding, the first pass keeps a state of its own.
+        In decoding, the first pass keeps a state of its own. Tokens with `given` ids but `ROUTED` keep those.
         """
         spread = lambda w: self.placement.spread(w) if w.ndim == 2 else jax.vmap(self.placement.spread)(w)
-        return Route({name: Choice(weights=spread(w)) for name, w in self.weights(hidden).items()})
+        return Route({name: with_given(spread(w), given) for name, w in self.weights(hidden).items()})
 
     def _kept(self, p):
         return p if self.k is None else jnp.where(best_k(p, self.k), p, 0)
