@@ -146,7 +146,7 @@ class Engine:
         return [dataclasses.replace(last[n], **whole(n)) for n in numbers]
 
     def _admit(self) -> None:
-        while self._waiting:
+        while self._waiting and self.slots.free:
             number, request = self._waiting[0]
             assigned, prompt = None, request.prompt
             if self.experts:

@@ -12,11 +12,10 @@ from molora_jax.adapters.bank import Bank
 from molora_jax.adapters.library import Library
 from molora_jax.adapters.mixtures.xlora import XLoRA
 from molora_jax.adapters.route import LAYER, NONE, ROUTED, Choice
+from molora_jax.adapters.vocabulary import KEEP, table
 from molora_jax.config import UserError
 from molora_jax.typing import Array, Int
 
-KEEP = -3
-"""In a rule: the token has the expert of the token before it."""
 UNSET = -4
 """In the request table: the rule will say, once the token is known."""
 
@@ -74,15 +73,11 @@ class Experts:
                 "router: got a bank that adapts the embedding or the head, expected layers only: a router decides "
                 "inside the layers"
             )
-        self._rule = np.full(vocab, KEEP, np.int32)
-        slots = {None: NONE} | {
-            name: library.slots((name,))[0] for name in set((rule or {}).values()) if name is not None
-        }
-        for token, name in (rule or {}).items():
-            if not 0 <= token < vocab:
-                raise UserError(f"rule: got token id {token}, expected 0 to {vocab - 1}")
-            self._rule[token] = slots[name]
-        self._rule_names = {slot: name for name, slot in slots.items()}
+        rule = rule or {}
+        ruling = tuple(dict.fromkeys(name for name in rule.values() if name is not None))
+        slots = dict(zip(ruling, library.slots(ruling), strict=True))
+        self._rule = table(rule, slots, vocab, other=KEEP)
+        self._rule_names = {NONE: None} | {slot: name for name, slot in slots.items()}
 
     @property
     def adapters(self) -> Adapters:
@@ -112,14 +107,15 @@ class Experts:
         self, prompt: Sequence[int], length: int, adapter: str | None, route: Sequence[str | None] | None
     ) -> Assignment | None:
         """The experts of a request of at most `length` tokens; None while too few slots are free."""
-        names = dict.fromkeys([adapter] if route is None else route)
         slots: dict[str | None, int] = {None: NONE}
-        for name in names.keys() - {None}:
+        held: list[int] = []
+        for name in set([adapter] if route is None else route) - {None}:
             slot = self.library.acquire(name)
             if slot is None:
-                self._release(slots)
+                self._give_back(held)
                 return None
             slots[name] = slot
+            held.append(slot)
         ids = np.full(length, UNSET, np.int32)
         if route is not None:
             given = [slots[name] for name in route[:length]]
@@ -128,8 +124,7 @@ class Experts:
         else:
             first = ROUTED if adapter is None and self.router is not None else slots[adapter]
         ids[: len(prompt)] = self._resolve(ids[: len(prompt)], prompt, first)
-        held = tuple(slot for name, slot in slots.items() if name is not None)
-        return Assignment(ids, self._rule_names | {slot: name for name, slot in slots.items()}, held)
+        return Assignment(ids, self._rule_names | {slot: name for name, slot in slots.items()}, tuple(held))
 
     def names(self, assignment: Assignment) -> dict[int, str | None]:
         """Names by slot: the request's, the rule's, and those that a router may choose."""
@@ -137,8 +132,7 @@ class Experts:
 
     def release(self, assignment: Assignment) -> None:
         """Gives back the slots that a request held."""
-        for slot in assignment.held:
-            self.library.release(slot)
+        self._give_back(assignment.held)
 
     def marked(self, assignment: Assignment, tokens: Sequence[int], own: int | None = None) -> np.ndarray:
         """Token ids beside all else that their keys depend on: equal rows, equal keys and values.
@@ -147,10 +141,10 @@ class Experts:
           own: a number that no other request has, where it must share nothing.
         """
         ids = self._resolve(assignment.ids[: len(tokens)], tokens, NONE)
-        mark = {NONE: 0, ROUTED: self._router_mark()}
+        mark = {NONE: 0, ROUTED: 1}  # a router's experts stay resident: one number stands for all that it can choose
         for slot, name in assignment.names.items():
             if name is not None:
-                mark[slot] = int.from_bytes(self.library.held_digest(slot)[:8], "little", signed=True)
+                mark[slot] = int.from_bytes(bytes.fromhex(self.library.held_digest(slot))[:8], "little", signed=True)
         marks = np.array([mark[i] for i in ids.tolist()], np.int64)
         columns = [np.asarray(tokens, np.int64), marks]
         return np.stack(columns if own is None else [*columns, np.full(len(ids), own)], axis=1)
@@ -166,14 +160,9 @@ class Experts:
             resolved[i] = last
         return resolved
 
-    def _release(self, slots: Mapping[str | None, int]) -> None:
-        for name, slot in slots.items():
-            if name is not None:
-                self.library.release(slot)
-
-    def _router_mark(self) -> int:
-        """A router's experts stay resident, so that one number stands for all that it can choose."""
-        return 1
+    def _give_back(self, slots: Sequence[int]) -> None:
+        for slot in slots:
+            self.library.release(slot)
 
 
 def next_expert(adapters: Adapters, asked: Int[Array, "B"], token: Int[Array, "B"], last: Int[Array, "B"]):

@@ -46,6 +46,11 @@ class Slots:
         self._coming: set[Digest] = set()  # pages that a running prefill is about to publish
         self.looked_up = self.hits = 0  # full prompt pages, and how many of them were shared
 
+    @property
+    def free(self) -> bool:
+        """Whether any slot is free, without which no lease can be had."""
+        return bool(self._free)
+
     def check(self, limit: int) -> None:
         """Raises `UserError` for a request of `limit` tokens that all the pages together could not hold."""
         for kind, pool in enumerate(self.pools):

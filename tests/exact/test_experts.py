@@ -190,7 +190,7 @@ def test_an_expert_that_is_not_there_is_refused_at_once(shared):
 
 def test_a_rule_beyond_the_vocabulary_is_refused():
     cfg, params = model()
-    with pytest.raises(UserError, match="rule: got token id 97, expected 0 to 96"):
+    with pytest.raises(UserError, match="rule: got token id 97 for 'plain', expected 0 to 96"):
         Experts(library(1, params), cfg.vocab, rule={97: "plain"})
 
 

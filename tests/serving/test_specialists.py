@@ -82,7 +82,7 @@ BAD = {
     "beyond the vocabulary": (
         ["a=P"],
         dict(route="vocab", rule=["a=90-99"]),
-        "rule: got token id 97, expected 0 to 96",
+        "rule: got token id 97 for 'a', expected 0 to 96",
     ),
     "no such folder": (["a=/nowhere"], {}, "nowhere"),
 }
