@@ -11,8 +11,8 @@ import numpy as np
 
 from molora_jax.checkpoints.store import Store
 from molora_jax.config import UserError
+from molora_jax.data.batch import Batch
 from molora_jax.training import resume
-from molora_jax.training.batch import TokenBatch
 from molora_jax.training.metrics import Log
 from molora_jax.training.step import Metrics, State, Trainer
 
@@ -22,7 +22,7 @@ Evaluate = Callable[[State], Mapping[str, float]]
 class Batches(Protocol):
     """An endless iterator that knows where it is."""
 
-    def __next__(self) -> TokenBatch: ...
+    def __next__(self) -> Batch: ...
 
     def get_state(self) -> Any:
         """Where the next batch comes from: a JSON value, or bytes."""
@@ -99,7 +99,7 @@ class _Run:
     def __init__(self, trainer: Trainer, batches: Batches, config: LoopConfig, store: Store | None, log: Log, evaluate):
         self.trainer, self.batches, self.config, self.store, self.log = trainer, batches, config, store, log
         self.evaluate = evaluate if config.evaluate_every else None
-        self.unread: tuple[int, TokenBatch, Metrics] | None = None
+        self.unread: tuple[int, Batch, Metrics] | None = None
 
     def go(self, state: State, start: int) -> State:
         for step in range(start + 1, self.config.steps + 1):
@@ -110,7 +110,7 @@ class _Run:
             self._at(step, state)
         return state
 
-    def _next(self, step: int) -> TokenBatch:
+    def _next(self, step: int) -> Batch:
         batch = next(self.batches, None)
         if batch is None:
             self._read()
@@ -156,12 +156,12 @@ class _Run:
             resume.save(self.store, step, state, self.batches.get_state(), score=score)
 
 
-def _named(batch: TokenBatch) -> str:
+def _named(batch: Batch) -> str:
     ids = [str(i) for row in getattr(batch, "ids", ()) for i in (row if isinstance(row, tuple | list) else (row,))]
     return ", ".join(ids) or "rows without ids"
 
 
-def held_out(trainer: Trainer, batches: Callable[[], Iterable[TokenBatch]]) -> Evaluate:
+def held_out(trainer: Trainer, batches: Callable[[], Iterable[Batch]]) -> Evaluate:
     """An evaluation on the same batches every time: the means over all their tokens of the loss and its extras."""
 
     def evaluate(state: State) -> dict[str, float]:

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 
 from molora_jax.adapters.bank import Bank
 from molora_jax.config import ModelConfig, UserError
-from molora_jax.training.batch import TokenBatch, next_tokens
+from molora_jax.data.batch import Batch
+from molora_jax.training.batch import next_tokens
 from molora_jax.typing import Array, Float, Int, Params
 
 SCORES = 2**20
@@ -35,7 +36,7 @@ def next_token_loss(
     cfg: ModelConfig,
     params: Params,
     hidden: Float[Array, "N D"],
-    batch: TokenBatch,
+    batch: Batch,
     *,
     bank: Bank | None = None,
     z_loss: float = 0.0,

@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 
 from molora_jax.config import UserError
-from molora_jax.training.batch import TokenBatch
+from molora_jax.data.batch import Batch
 from molora_jax.training.objective import Sums
 from molora_jax.training.optimiser import OptimiserConfig, optimiser
 from molora_jax.training.partition import Leaves, Partition, matches, partition
 from molora_jax.typing import Array, Bool, Int
 
-Loss = Callable[[Any, TokenBatch, Array], Sums]
+Loss = Callable[[Any, Batch, Array], Sums]
 """loss(tree, batch, key): pure; `tree` is the one that was partitioned, `key` is for whatever is random."""
 
 Metrics = dict[str, Array]
@@ -75,7 +75,7 @@ class Trainer:
         """The state before the first step; each call gives buffers of its own."""
         return jax.tree.map(jnp.copy, self._first)
 
-    def step(self, state: State, batch: TokenBatch) -> tuple[State, Metrics]:
+    def step(self, state: State, batch: Batch) -> tuple[State, Metrics]:
         """The state after one update, and "loss", "weight", "grad_norm", "finite" and the loss's extras as averages.
 
         `state` is donated. Where the loss or the gradient is not finite, "finite" is False and the state is unchanged
@@ -86,7 +86,7 @@ class Trainer:
             raise UserError(f"step: got {rows} rows for {self._rows} microbatches, expected a multiple")
         return self._step(state, self.frozen, batch)
 
-    def sums(self, state: State, batch: TokenBatch) -> Sums:
+    def sums(self, state: State, batch: Batch) -> Sums:
         """The loss of a batch as it is, without a gradient; with the key of step 0, so that it repeats."""
         return self._sums(state.trained, self.frozen, batch)
 
@@ -100,7 +100,7 @@ def _sums(parts: Partition, loss: Loss, trained, frozen, batch) -> Sums:
     return loss(parts.join(trained, frozen), batch, jax.random.key(0))
 
 
-def _step(parts: Partition, loss: Loss, update, accumulate: int, state: State, frozen: Leaves, batch: TokenBatch):
+def _step(parts: Partition, loss: Loss, update, accumulate: int, state: State, frozen: Leaves, batch: Batch):
     key = jax.random.fold_in(state.key, state.step)
 
     def total(trained, part, number):
@@ -114,7 +114,7 @@ def _step(parts: Partition, loss: Loss, update, accumulate: int, state: State, f
     return _updated(update, state, grads, means, sums.weight)
 
 
-def _accumulated(gradient, batch: TokenBatch, parts: int) -> tuple[Leaves, Sums]:
+def _accumulated(gradient, batch: Batch, parts: int) -> tuple[Leaves, Sums]:
     """Sums over microbatches, one after the other."""
     cut = jax.tree.map(lambda leaf: leaf.reshape(parts, leaf.shape[0] // parts, *leaf.shape[1:]), batch)
     first = jax.tree.map(lambda leaf: leaf[0], cut)

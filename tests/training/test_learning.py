@@ -14,8 +14,9 @@ from molora_jax.adapters.bank import Bank
 from molora_jax.adapters.fresh import fresh
 from molora_jax.adapters.route import Choice, Route
 from molora_jax.adapters.spec import BankSpec, new_bank, pack, unpack, write
+from molora_jax.data.batch import Batch
 from molora_jax.models import transformer
-from molora_jax.training.batch import Batch, batch, layout
+from molora_jax.training.batch import batch, layout
 from molora_jax.training.objective import next_token_loss
 from molora_jax.training.optimiser import Group, OptimiserConfig, Schedule
 from molora_jax.training.step import Trainer

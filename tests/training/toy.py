@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from molora_jax.training.batch import Batch, batch, next_tokens
+from molora_jax.data.batch import Batch
+from molora_jax.training.batch import batch, next_tokens
 from molora_jax.training.objective import Sums, token_scores
 
 VOCAB, WIDTH = 11, 4
