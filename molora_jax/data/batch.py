@@ -16,7 +16,8 @@ _ARRAYS = ["tokens", "weights", "segments", "positions", "valid"]
 class Batch:
     """Documents packed into rows; `positions`, `valid` and `segments` are what `nn.layout.dense` takes.
 
-    The arrays are numpy's on the host, jax's inside a step. The ids stay on the host: they are no leaves, and a batch that has been through a transformation has none.
+    The arrays are numpy's on the host, jax's inside a step. The ids stay on the host: they are no leaves, and a batch
+    that has been through a transformation has none.
 
     Attributes:
       tokens: pads are 0.
