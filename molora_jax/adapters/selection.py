@@ -122,7 +122,9 @@ def _one(rule: Rule, scores, placement: Placement, given, mask, temperature) -> 
 def _mixture(rule: Rule, scores, placement: Placement, given, mask, temperature) -> Choice:
     recorded = given is not None and given.ids is None
     if recorded:
-        mask = mask & (placement.gather(given.weights) != 0)
+        own = placement.gather(given.weights) != 0
+        short = jnp.sum(own, axis=-1, keepdims=True) < (rule.k or scores.shape[-1])  # the base had a share, if it may
+        mask = mask & (own | (short & (placement.slots < 0)))
     elif rule.k is not None:
         mask = mask & best_k(jnp.where(mask, scores, -jnp.inf), rule.k)
     if rule.mode == "equal":

@@ -1,12 +1,12 @@
 """A tiny golden model with a bank of random experts, for the tests of routing; and routing in fp64 numpy."""
 
+import dataclasses
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from molora_jax.adapters.fresh import ALL_LINEAR, fresh
+from molora_jax.adapters.fresh import fresh
 from molora_jax.adapters.library import Library
 from molora_jax.adapters.spec import BankSpec
 from molora_jax.models import transformer
@@ -16,19 +16,21 @@ from tests import fakes
 NAME = "llama_untied"
 MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 RANKS = (3, 1, 2)
-SITES = (ALL_LINEAR, ("attn.q_proj", *MLP), ALL_LINEAR)
-"""Of the experts: other ranks, and the second leaves most of the attention alone."""
+SITES = (("attn.q_proj", *MLP[1:]), MLP[1:2], ("attn.q_proj", "attn.o_proj", MLP[2]))
+"""Of the experts, which have other ranks, and adapt other projections."""
 SHAPE = (2, 7)
 
 
 @functools.cache
-def world(dtype=jnp.float32, sites=SITES, slots=5):
+def world(sites=SITES, layers=2):
     """(config, parameters, adapters, library): three experts in slots 0 to 2 of a bank with room for more."""
-    cfg, params = fakes.model(NAME, dtype)
+    cfg, params = fakes.model(NAME)
+    cfg = dataclasses.replace(cfg, layers=layers, windows=cfg.windows[:layers])
+    params = params | {"layers": jax.tree.map(lambda w: w[:layers], params["layers"])}
     adapters = tuple(
         fresh(cfg, params, f"e{i}", rank=RANKS[i], sites=sites[i], seed=i, spread=0.3) for i in range(len(sites))
     )
-    library = Library(BankSpec.holding(adapters, slots=slots, dtype=dtype), params)
+    library = Library(BankSpec.holding(adapters, slots=5), params)
     for adapter in adapters:
         library.add(adapter)
     library.slots(library.names)

@@ -1,6 +1,6 @@
 """Every way to route and every mixture, through a whole decoder, against fp64 numpy that shares no code with it.
 
-Experts have ranks 3, 1 and 2, and one of them leaves most of the attention alone. One row each; the command is
+Experts have ranks 3, 1 and 2 and adapt other projections; the two layers are unrolled. One row each; the command is
 `python -m pytest tests/adapters/test_mixtures.py -k ROW`, the tests are test_values_and_gradients[ROW]:
 
     hard          one expert, sparse straight-through     hard_dense   the same, dense straight-through
@@ -47,7 +47,7 @@ from tests.adapters.numpy_decoder import Place, decode
 from tests.adapters.routing import MLP, QUICK, SHAPE, SITES, softmax, tokens, world
 from tests.numerics import assert_close
 
-N, L, J = SHAPE[0] * SHAPE[1], 3, 3
+N, L, J = SHAPE[0] * SHAPE[1], 2, 3
 ONE = np.array([0, 2, 1, 1, 0, 2, 0, 1, 1, 2, 0, 0, 2, 1], np.int32)
 
 
@@ -240,7 +240,7 @@ def run(cfg, params, rows, bank, route, y, trained):
 def compare(name: str) -> tuple:
     """((hidden, its reference), (directional derivative, its reference) or None)."""
     row = ROWS[name]
-    cfg, params, adapters, library = world(sites=row.sites)
+    cfg, params, adapters, library = world(row.sites)
     router, rows, bank = row.make(cfg), tokens(cfg), library.bank
     y = np.random.default_rng(5).standard_normal((N, cfg.width))
     if row.tied:
@@ -250,7 +250,9 @@ def compare(name: str) -> tuple:
         router = dataclasses.replace(router, placement=dataclasses.replace(router.placement, size=5))
         route = dataclasses.replace(row.given, router=router)
     trained = (router.params, jnp.float32(0.9)) if row.trained else None
-    hidden, grad = run(cfg, params, rows, bank, route, y.astype(np.float32), trained)
+    unrolled = transformer.unstack(dict(params))
+    bank = dataclasses.replace(bank, layers=[bank.at(i) for i in range(L)])
+    hidden, grad = run(cfg, unrolled, rows, bank, route, y.astype(np.float32), trained)
 
     def reference(values):
         return decode(cfg, params, adapters, rows, row.weigh(*values), factored=row.factored)
@@ -274,9 +276,12 @@ def wide(tree):
 
 def tied(adapter, first):
     """The adapter with as many rows of the first one's A as it has ranks."""
-    cut = lambda w, f: dataclasses.replace(w, a=f.a[: w.rank])
-    pairs = lambda path, column: zip(column, first.sites[path], strict=True)
-    sites = {path: tuple(cut(w, f) for w, f in pairs(path, column)) for path, column in adapter.sites.items()}
+
+    def cut(weights, path, layer):
+        column = first.sites.get(path)
+        return dataclasses.replace(weights, a=column[layer].a[: weights.rank] if column else 0 * weights.a)
+
+    sites = {path: tuple(cut(w, path, i) for i, w in enumerate(column)) for path, column in adapter.sites.items()}
     return dataclasses.replace(adapter, sites=sites)
 
 

@@ -33,7 +33,7 @@ RULES = {
     "equal": Rule("equal", k=2),
     "smear": Rule("soft", factored=True),
 }
-every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+each = pytest.mark.parametrize("rule", [RULES[name] for name in ("hard", "switch", "gumbel", "top_2", "smear")])
 
 
 def make(cfg, rule=Rule(), **how):
@@ -71,18 +71,18 @@ def test_all_tokens_on_one_expert_by_router_equal_forced_ids_and_the_merged_adap
         assert np.abs(alone - base).max() > 0.1 * np.abs(base).max()
 
 
-@every_rule
+@each
 def test_no_expert_is_the_base_to_the_bit(rule):
     cfg, params, _, library = world()
     rows, router = tokens(cfg), make(cfg, rule)
     routes = [route_of(router.placed((NONE, NONE, NONE), 5))]  # a router whose experts are the base
-    if rule.mode in ("hard", "switch", "soft"):
+    if rule.mode in ("hard", "top_k"):
         routes.append(route_of(router, ids=np.full(N, NONE)))
     for route in routes:
         identical(run(cfg, params, rows, library.bank, route).hidden, plain(cfg, params, rows))
 
 
-@every_rule
+@each
 def test_experts_in_other_slots_change_routes_and_nothing_else(rule):
     cfg, params, _, library = world()
     rows, router = tokens(cfg), make(cfg, rule)
@@ -91,7 +91,7 @@ def test_experts_in_other_slots_change_routes_and_nothing_else(rule):
     moved = dataclasses.replace(library.bank, layers=jax.tree.map(move, library.bank.layers))
     one = run(cfg, params, rows, library.bank, route_of(router))
     other = run(cfg, params, rows, moved, route_of(router.placed(slots, 5)))
-    if rule.mode in ("hard", "hard_dense", "switch", "gumbel"):
+    if one.trace[LAYER].ids is not None:
         identical(other.hidden, one.hidden)
         identical(other.trace[LAYER].ids, slots[one.trace[LAYER].ids])
         assert len(np.unique(one.trace[LAYER].ids)) == 3
@@ -102,10 +102,9 @@ def test_experts_in_other_slots_change_routes_and_nothing_else(rule):
 
 REPLAYED = [  # rule, form of the router, unrolled
     ("hard", dict(hidden=6, bias=True), False),
-    ("gumbel", dict(layers=3), False),
-    ("switch", dict(layers=3), True),
-    ("top_2", dict(pooling="scores"), False),
-    ("soft", dict(pooling="probabilities"), True),
+    ("gumbel", dict(layers=2), True),
+    ("switch", dict(pooling="scores"), False),
+    ("top_2", dict(pooling="probabilities", layers=2), False),
 ]
 
 
@@ -228,22 +227,15 @@ def gradient(cfg, params, rows, bank, router, choices):
     return jax.grad(loss)(router.params)["out"]["weight"]
 
 
-@pytest.mark.parametrize("name", ["hard", "hard_dense", "switch", "top_2"])
-def test_recorded_routes_have_the_gradient_of_the_run_that_took_them(name):
+def test_a_record_of_ids_has_the_gradient_of_the_run_that_took_them():
     cfg, params, _, library = world()
-    rows, router = tokens(cfg), make(cfg, RULES[name])
-    trace = run(cfg, params, rows, library.bank, route_of(router)).trace[LAYER]
+    rows, router = tokens(cfg), make(cfg)
+    ids = run(cfg, params, rows, library.bank, route_of(router)).trace[LAYER].ids
     want = gradient(cfg, params, rows, library.bank, router, {})
     assert np.isfinite(want).all()
     assert np.abs(want).max() > 0
-    assert_close(gradient(cfg, params, rows, library.bank, router, {LAYER: trace}), want, "model")
-    if trace.ids is not None:  # a record of ids alone is enough
-        assert_close(gradient(cfg, params, rows, library.bank, router, {LAYER: Choice(ids=trace.ids)}), want, "model")
-
-
-def test_equal_weights_pass_no_gradient():
-    cfg, params, _, library = world()
-    identical(gradient(cfg, params, tokens(cfg), library.bank, make(cfg, RULES["equal"]), {}), np.zeros((3, cfg.width)))
+    got = gradient(cfg, params, rows, library.bank, router, {LAYER: Choice(ids=ids)})
+    assert_close(got, want, "model")
 
 
 def test_noise_draws_experts_with_their_probabilities():

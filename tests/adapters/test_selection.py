@@ -11,7 +11,7 @@ import pytest
 from molora_jax.adapters.bank import Site, update
 from molora_jax.adapters.route import NONE, ROUTED, Choice
 from molora_jax.adapters.selection import Placement, Rule, log_prob, select
-from tests.adapters.routing import deltas, identical, softmax
+from tests.adapters.routing import QUICK, deltas, identical, softmax
 from tests.numerics import assert_close
 
 RNG = np.random.default_rng(0)
@@ -70,23 +70,41 @@ def surrogate(rule: Rule, scores: np.ndarray) -> float:
     return float((Y * mixed(weights)).sum())
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def updates(rule, scores, given=None):
+def compute(rule, scores, given=None):
     choice = select(rule, scores, Placement(jnp.asarray(SLOTS), E), given, temperature=0.8)
     return update(jnp.asarray(X, jnp.float32).T, jax.tree.map(jnp.asarray, SITE), choice).T
+
+
+quick = functools.partial(jax.jit, static_argnums=0, compiler_options=QUICK)
+updates = quick(compute)
+slope = quick(lambda rule, *args: jax.grad(lambda s, *given: jnp.sum(Y * compute(rule, s, *given)))(*args))
 
 
 @pytest.mark.parametrize("rule", MODES, ids=lambda r: r.mode)
 def test_values_and_gradients(rule):
     scores = SCORES.astype(np.float32)
     assert_close(updates(rule, scores), expected(rule, SCORES))
-    grad = jax.grad(lambda s: jnp.sum(Y * updates(rule, s)))(scores)
+    grad = slope(rule, scores)
     step, want = 1e-6, np.zeros_like(SCORES)
     for at in itertools.product(range(N), range(4)):
         moved = np.zeros_like(SCORES)
         moved[at] = step
         want[at] = (surrogate(rule, SCORES + moved) - surrogate(rule, SCORES - moved)) / (2 * step)
     assert np.abs(np.asarray(grad) - want).max() <= 2e-6 * max(np.abs(want).max(), 1)
+
+
+@pytest.mark.parametrize("rule", MODES, ids=lambda r: r.mode)
+def test_a_recorded_route_has_the_gradient_of_the_run_that_took_it(rule):
+    scores = SCORES.astype(np.float32)
+    took = select(rule, scores, Placement(jnp.asarray(SLOTS), E), temperature=0.8)
+    want = slope(rule, scores)
+    assert (np.abs(want).max() > 0) == (rule.mode != "equal")
+    assert_close(slope(rule, scores, took), want)
+    if took.ids is not None:  # a record of ids alone is enough
+        assert_close(slope(rule, scores, Choice(ids=took.ids)), want)
+    # under other scores the record keeps its value, and has their gradient
+    other = np.roll(scores, 1, axis=1)
+    identical(updates(rule, other, took), updates(rule, scores, took))
 
 
 @pytest.mark.parametrize("rule", MODES, ids=lambda r: r.mode)
