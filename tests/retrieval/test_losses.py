@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from molora_jax.config import UserError
-from molora_jax.retrieval import chain, losses, mara
+from molora_jax.retrieval import chain, losses, mara, mixers
 from molora_jax.retrieval.losses import LossConfig
 from molora_jax.retrieval.mara import Scores
 from tests.numerics import assert_close
@@ -92,7 +92,7 @@ def test_a_chain_weighs_its_passes_and_leaves_out_what_it_chose():
     assert terms.keys() == {"local", "slots", "hinge", "listwise"}
 
 
-@pytest.mark.parametrize("mixer", ["mamba"])
+@pytest.mark.parametrize("mixer", mixers.KINDS)
 def test_gradients_reach_every_parameter_and_are_finite(mixer):
     cfg = reference.config(mixer, chained=True)
     tree, rng = reference.params(cfg), np.random.default_rng(7)
