@@ -13,7 +13,7 @@ import numpy as np
 
 from molora_jax.config import ModelConfig, UserError
 from molora_jax.engine import buckets as bucketing
-from molora_jax.engine import fused
+from molora_jax.engine import fused, tuning
 from molora_jax.engine.experts import Adapters
 from molora_jax.engine.fused import Counts, Plan, Schedule, super_step
 from molora_jax.engine.journey import Departures
@@ -106,7 +106,7 @@ class RoutedEngine:
         self._waiting: collections.deque[tuple[int, Request]] = collections.deque()
         self._running: dict[int, _Running] = {}
         self._ids = itertools.count()
-        self.counts: Counts | None = None
+        self.counts = jax.device_get(Counts.zero(self.plan))
         self.looks, self.seconds = 0, 0.0
 
     @property
@@ -124,6 +124,47 @@ class RoutedEngine:
         programs = (lambda: self._depart(0, 1, {}), lambda: self._enter, lambda: self._stop, lambda: self._step)
         for program in progress(programs, total=len(programs)):
             program()
+
+    def time(self, context: int = 128, repeats: int = 5) -> np.ndarray:
+        """Measures the seconds of every choice, in contexts of `context` tokens, for the schedule; before any request.
+
+        Returns:
+          The least of `repeats` of each: [P].
+        """
+        if self.busy:
+            raise UserError("time: got an engine with requests, expected an idle one: its slots are needed")
+        counts, seconds = self.counts, []
+        context = min(context, self.config.max_length - 1)
+        row = self._entry(Request(prompt=[0] * context), np.zeros((self._kinds[-1], self.slots.width), np.int32))
+        for slot in range(self.config.max_rows):
+            self._memories, self._table = self._enter(self._memories, self._table, np.int32(slot), row)
+        for choice, (run, bucket) in enumerate(self.plan.choices):
+            unread = min(max(bucket.tokens // bucket.rows - len(self.fleet.tail(run)), 0), context)
+            seconds.append(min(self._timed(choice, context, unread) for _ in range(repeats)))
+        nothing = min(self._timed(fused.NONE, context, 1) for _ in range(repeats))
+        self._table = self._stop(self._table, np.ones(self.config.max_rows, bool))
+        self.counts, self.looks, self.seconds = counts, 0, 0.0
+        measured = np.maximum(np.array(seconds) - nothing, 1e-6).astype(np.float32)
+        self.schedule = dataclasses.replace(self.schedule, seconds=measured)
+        return measured
+
+    def _timed(self, choice: int, length: int, unread: int) -> float:
+        table, slots = self._table, self.config.max_rows
+        full = lambda leaf, value: jnp.full_like(leaf, value)
+        anchor, limit = full(table.anchor, length - unread), full(table.limit, self.config.max_length)
+        fields = dict(length=full(table.length, length), anchor=anchor, limit=limit, active=jnp.ones(slots, bool))
+        self._table = jax.block_until_ready(dataclasses.replace(table, **fields))
+        before = self.seconds
+        self._run(int(choice != fused.NONE), forced=choice)
+        return self.seconds - before
+
+    def tune(self, requests: int | None = None) -> tuple[int, ...]:
+        """Sets the thresholds that promise most for `requests` at once, as they have moved so far."""
+        times = tuning.step_times(self.plan, self.schedule.seconds)
+        options = range(1, self.config.max_rows + 1)
+        best = tuning.best(tuning.routing(self.counts), times, requests or self.config.max_rows, options)
+        self.schedule = dataclasses.replace(self.schedule, thresholds=np.array(best, np.int32))
+        return best
 
     def submit(self, request: Request) -> int:
         """Queues a request; its number comes back in the events of `step`.
@@ -237,7 +278,7 @@ class RoutedEngine:
         news = jax.device_get(news)
         self.seconds += time.perf_counter() - begun
         self.looks += 1
-        self.counts = news.counts if self.counts is None else jax.tree.map(np.add, self.counts, news.counts)
+        self.counts = jax.tree.map(np.add, self.counts, news.counts)
         return news
 
     def _event(self, running: _Running, news: _News) -> Event | None:
