@@ -7,9 +7,9 @@ L layers · E experts · R LoRA rank · C channels of the SSM · G segments · M
 Inside the decoder a token is a column, x: [D, N] and y = W x, as in the papers; what callers see has tokens first.
 """
 
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
 Params = dict
 """Nested dict with string keys whose leaves are arrays; what every room but `models` sees of a model."""
 
-__all__ = ["Array", "Bool", "Float", "Int", "Params", "UInt32"]
+__all__ = ["Array", "Bool", "Float", "Int", "Key", "Params", "UInt32"]

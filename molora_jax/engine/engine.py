@@ -18,7 +18,7 @@ from molora_jax.engine import buckets as bucketing
 from molora_jax.engine.buckets import Bucket
 from molora_jax.engine.experts import Assignment, Experts
 from molora_jax.engine.extend import Report, advance
-from molora_jax.engine.request import EngineConfig, Event, Request, Usage, check, entry
+from molora_jax.engine.request import EngineConfig, Event, Request, Usage, check, entry, gather
 from molora_jax.engine.slots import Lease, Slots, pages_for
 from molora_jax.engine.table import Entry, enter, new_memory, new_table, stop
 from molora_jax.typing import Params
@@ -56,18 +56,19 @@ class Engine:
         self.decode = bucketing.decode_buckets(config.max_rows, config.block)
         self.prefill = bucketing.prefill_buckets(config.max_rows, chunk)
         sizes = dict(slots=config.max_rows, length=config.max_length, page_size=config.page_size)
-        pages = config.pages or pages_for(cfg, chunk=chunk, **sizes)
-        self.slots = Slots(cfg, pages=pages, chunk=chunk, **sizes)
-        choices = experts.choices * cfg.layers if experts and config.trace else 0
-        self._table = new_table(config.max_rows, config.max_length, experts=experts is not None, traced=choices)
+        pages = config.pages or pages_for(cfg.kinds, chunk=chunk, **sizes)
+        self.slots = Slots(cfg.kinds, pages=pages, chunk=chunk, **sizes)
+        self._traced = experts.choices * cfg.layers if experts and config.trace else 0
+        kept = dict(experts=experts is not None, traced=self._traced)
+        self._table = new_table(config.max_rows, config.max_length, **kept)
         at = dict(pages=pages, page_size=config.page_size, dtype=_dtype(params))
         if experts:
             at |= dict(bank=experts.library.bank, scout=experts.scouts)
-        self._memory = new_memory(cfg, config.max_rows, config.max_length, **at)
+        self._memories = (new_memory(cfg, config.max_rows, config.max_length, **at),)
         self._programs: dict[Bucket, jax.stages.Compiled] = {}
-        row = self._entry(Request(prompt=[0]), 0, np.zeros_like(self._memory.tables[:, 0]), None)
+        row = self._entry(Request(prompt=[0]), 0, np.zeros_like(self._memories[0].tables[:, 0]), None)
         lower_enter = jax.jit(enter, donate_argnums=(0, 1)).lower
-        self._enter = lower_enter(self._memory, self._table, np.int32(0), row).compile()
+        self._enter = lower_enter(self._memories, self._table, np.int32(0), row).compile()
         self._stop = jax.jit(stop, donate_argnums=0).lower(self._table, np.zeros(config.max_rows, bool)).compile()
         self._waiting: collections.deque[tuple[int, Request]] = collections.deque()
         self._running: dict[int, _Running] = {}
@@ -77,7 +78,7 @@ class Engine:
     @property
     def kv_bytes(self) -> int:
         """Size of the KV table."""
-        return sum(leaf.nbytes for leaf in jax.tree.leaves(self._memory.state))
+        return sum(leaf.nbytes for leaf in jax.tree.leaves(self._memories[0].state))
 
     @property
     def busy(self) -> bool:
@@ -132,18 +133,7 @@ class Engine:
 
     def run(self, requests: Sequence[Request]) -> list[Event]:
         """Runs `requests` to their ends: one event each, in their order."""
-        numbers = [self.submit(request) for request in requests]
-        tokens = {number: [] for number in numbers}
-        logprobs, last = {number: [] for number in numbers}, {}
-        while len(last) < len(numbers):
-            for event in self.step():
-                tokens[event.request] += event.tokens
-                logprobs[event.request] += event.logprobs or []
-                if event.finished:
-                    last[event.request] = event
-        wants = {number: request.logprobs for number, request in zip(numbers, requests, strict=True)}
-        whole = lambda n: dict(tokens=tokens[n], logprobs=logprobs[n] if wants[n] else None)
-        return [dataclasses.replace(last[n], **whole(n)) for n in numbers]
+        return gather(self.step, [self.submit(request) for request in requests])
 
     def _admit(self) -> None:
         while self._waiting and self.slots.free:
@@ -163,17 +153,18 @@ class Engine:
             running = _Running(number, request, lease, list(request.prompt), lease.shared, assigned)
             self._running[number] = running
             row = self._entry(request, lease.shared, lease.tables, assigned)
-            self._memory, self._table = self._enter(self._memory, self._table, np.int32(lease.slot), row)
+            self._memories, self._table = self._enter(self._memories, self._table, np.int32(lease.slot), row)
 
     def _entry(self, request: Request, shared: int, tables: np.ndarray, assigned: Assignment | None) -> Entry:
         ids = assigned.ids if assigned else None
         if self.experts and ids is None:
             ids = np.zeros(self.config.max_length, np.int32)
-        return entry(self.config, request, anchor=shared, tables=tables, experts=ids)
+        row = entry(self.config, request, anchor=[shared], experts=ids, traced=self._traced)
+        return Entry(row, (tables,))
 
     def _own(self, number: int) -> int | None:
         """A mark that keeps a request from sharing pages where what goes with them, choices or gates, is not kept."""
-        return number if self.config.trace or self._memory.state.gates else None
+        return number if self.config.trace or self._memories[0].state.gates else None
 
     def _end(self, slots: Sequence[int]) -> None:
         mask = np.zeros(self.config.max_rows, bool)
@@ -185,7 +176,8 @@ class Engine:
             rows = np.full(bucket.rows, -1, np.int32)
             run = jax.jit(functools.partial(advance, self.cfg, bucket), donate_argnums=(2, 3))
             adapters = self.experts and self.experts.adapters
-            lowered = run.lower(self.params, adapters, self._memory, self._table, rows, np.int32(0), np.bool_(False))
+            memory = self._memories[0]
+            lowered = run.lower(self.params, adapters, memory, self._table, rows, np.int32(0), np.bool_(False))
             self._programs[bucket] = lowered.compile()
         return self._programs[bucket]
 
@@ -194,15 +186,16 @@ class Engine:
         rows[: len(slots)] = slots
         leave = np.bool_(bool(self._waiting))
         begun = time.perf_counter()
-        self._memory, self._table, report = self._program(bucket)(
+        memory, self._table, report = self._program(bucket)(
             self.params,
             self.experts and self.experts.adapters,
-            self._memory,
+            self._memories[0],
             self._table,
             rows,
             np.int32(bucket.steps),
             leave,
         )
+        self._memories = (memory,)
         report = jax.device_get(report)
         self._account(bucket, report, time.perf_counter() - begun)
         return report

@@ -1,4 +1,4 @@
-"""The only place where a model runs at serving time: read the tokens it has not seen, commit the next."""
+"""The only place where a model runs at serving time: it reads the tokens it has not seen, and may write the next."""
 
 import dataclasses
 
@@ -39,6 +39,87 @@ class Report:
     steps: Int[Array, ""]
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """What a run has made of the tokens it read.
+
+    Attributes:
+      hidden: last hidden states: [N, D].
+      ids: the expert of each token, in an engine that has any.
+      ends: index in them behind each row's last token.
+      ready: whether the row has now been read to its end.
+    """
+
+    hidden: Float[Array, "N D"]
+    ids: Int[Array, "N"] | None
+    ends: Int[Array, "B"]
+    ready: Bool[Array, "B"]
+
+
+def read(
+    cfg: ModelConfig,
+    bucket: Bucket,
+    params: Params,
+    adapters: Adapters | None,
+    memory: Memory,
+    table: RequestTable,
+    rows: Int[Array, "B"],
+    *,
+    model: int,
+    starts: Int[Array, "B"],
+    tail: tuple[int, ...] = (),
+) -> tuple[Memory, RequestTable, Reading]:
+    """Model `model` reads the requests in slots `rows` (-1 pads) from positions `starts` to their ends.
+
+    Reads at most `bucket.tokens` tokens, the first rows first. What it has read before is written once more, the same.
+
+    Args:
+      tail: tokens that are read after each request's own, and forgotten.
+    """
+    slot = jnp.maximum(rows, 0)
+    length = table.length[slot]
+    unread = jnp.where((rows >= 0) & table.active[slot], length + len(tail) - starts, 0)
+    ends = jnp.minimum(jnp.cumsum(unread), bucket.tokens)
+    taken = jnp.diff(ends, prepend=0)
+    layout = ragged(
+        starts,
+        taken,
+        memory.tables[:, slot],
+        tokens=bucket.tokens,
+        tile=bucket.tile,
+        page_size=memory.state.page_size,
+        slots=_to(rows),
+    )
+    row = jnp.minimum(layout.rows, bucket.rows - 1)
+    beyond = layout.positions - length[row]
+    at = slot[row], jnp.minimum(layout.positions, length[row] - 1) if tail else layout.positions
+    tokens, scout, experts, ids = table.tokens[at], memory.scout, {}, None
+    if tail:
+        tokens = jnp.where(beyond < 0, tokens, jnp.asarray(tail, jnp.int32)[jnp.clip(beyond, 0, len(tail) - 1)])
+    real = layout.rows < bucket.rows
+    if adapters is not None:
+        ids = jnp.where(real, table.experts[at], NONE)
+        route, scout = _route(cfg, params, adapters, ids, tokens, layout, scout)
+        experts = dict(bank=adapters.bank, route=route)
+    out = transformer.apply(cfg, params, tokens, layout, memory.state, **experts)
+    if table.trace is not None:
+        to = jnp.where(real, at[0], NOWHERE), at[1]
+        table = dataclasses.replace(table, trace=table.trace.at[to].set(traced(out.trace), mode="drop"))
+    to = jnp.where(taken > 0, _to(rows), NOWHERE)
+    anchor = table.anchor.at[to, model].set(jnp.minimum(starts + taken, length), mode="drop")
+    reading = Reading(out.hidden, ids, ends, ready=(taken > 0) & (taken == unread))
+    return Memory(out.state, memory.tables, scout), dataclasses.replace(table, anchor=anchor), reading
+
+
+def scores(
+    cfg: ModelConfig, params: Params, adapters: Adapters | None, reading: Reading, at: Int[Array, "K"]
+) -> Float[Array, "K V"]:
+    """Logits from the hidden states at some indices."""
+    own = {} if adapters is None else dict(bank=adapters.bank, ids=reading.ids[at])
+    return transformer.logits(cfg, params, reading.hidden[at], **own)
+
+
 def extend(
     cfg: ModelConfig,
     bucket: Bucket,
@@ -48,42 +129,15 @@ def extend(
     table: RequestTable,
     rows: Int[Array, "B"],
 ) -> tuple[Memory, RequestTable]:
-    """One run of the model over what it has not read of the requests in slots `rows` (-1 pads).
+    """The only model of an engine reads what it has not seen of some requests, and writes their next tokens.
 
-    Reads at most `bucket.tokens` of them, the first rows first. A row whose tokens are all read gets its next one.
-    A token that was just committed is the suffix of the next call, so that prefill in chunks, decoding, and catching up
-    with what others wrote are one and the same.
+    A token that was just committed is the suffix of the next call, so that prefill in chunks and decoding are one and
+    the same.
     """
-    slot = jnp.maximum(rows, 0)
-    length, anchor = table.length[slot], memory.anchor[slot]
-    unread = jnp.where((rows >= 0) & table.active[slot], length - anchor, 0)
-    ends = jnp.minimum(jnp.cumsum(unread), bucket.tokens)
-    taken = jnp.diff(ends, prepend=0)
-    layout = ragged(
-        anchor,
-        taken,
-        memory.tables[:, slot],
-        tokens=bucket.tokens,
-        tile=bucket.tile,
-        page_size=memory.state.page_size,
-        slots=_to(rows),
-    )
-    at = slot[jnp.minimum(layout.rows, bucket.rows - 1)], layout.positions
-    last = jnp.maximum(ends - 1, 0)
-    real = layout.rows < bucket.rows
-    tokens, scout, experts, own = table.tokens[at], memory.scout, {}, {}
-    if adapters is not None:
-        ids = jnp.where(real, table.experts[at], NONE)
-        route, scout = _route(cfg, params, adapters, ids, tokens, layout, scout)
-        experts = dict(bank=adapters.bank, route=route)
-        own = dict(bank=adapters.bank, ids=ids[last])
-    out = transformer.apply(cfg, params, tokens, layout, memory.state, **experts)
-    scores = transformer.logits(cfg, params, out.hidden[last], **own)
-    if table.trace is not None:
-        to = jnp.where(real, at[0], NOWHERE), at[1]
-        table = dataclasses.replace(table, trace=table.trace.at[to].set(traced(out.trace), mode="drop"))
-    memory = Memory(out.state, memory.anchor.at[_to(rows)].add(taken, mode="drop"), memory.tables, scout)
-    return memory, _commit(table, adapters, rows, scores, ready=(taken > 0) & (taken == unread))
+    starts = table.anchor[jnp.maximum(rows, 0), 0]
+    memory, table, reading = read(cfg, bucket, params, adapters, memory, table, rows, model=0, starts=starts)
+    last = scores(cfg, params, adapters, reading, jnp.maximum(reading.ends - 1, 0))
+    return memory, _commit(table, adapters, rows, last, ready=reading.ready)
 
 
 def _route(cfg, params, adapters: Adapters, ids: Int[Array, "N"], tokens, layout, scout: DecodeState | None):
@@ -171,7 +225,7 @@ def advance(
             logprobs=table.logprobs[at],
             count=table.length[slot] - before,
             active=alive(table),
-            anchor=memory.anchor[slot],
+            anchor=table.anchor[slot, 0],
             steps=ran,
         ),
     )

@@ -1,13 +1,14 @@
 """What callers ask of an engine, and what they get back."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from molora_jax.config import ModelConfig, UserError
+from molora_jax.engine.journey import Journey
 from molora_jax.engine.sampling import Sampling
-from molora_jax.engine.table import MAX_STOPS, Entry
+from molora_jax.engine.table import MAX_STOPS, RequestTable
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,6 +25,7 @@ class Request:
       adapter: name of the expert of all tokens; None leaves it to the engine's rule or router, or is the base.
       route: name of each token's expert, from the first on (None: the base); later tokens go on with the last, or as
         the engine's rule says.
+      knobs: of the routing program, by name, where they differ from its own.
     """
 
     prompt: Sequence[int]
@@ -37,6 +39,7 @@ class Request:
     logprobs: bool = False
     adapter: str | None = None
     route: Sequence[str | None] | None = None
+    knobs: Mapping[str, float] = dataclasses.field(default_factory=dict, hash=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +53,9 @@ class Event:
       finished: "stop", "length", or None while it goes on.
       trace: at the end, of an engine that records it: the names of the experts that each token read, prompt first,
         used in each layer (and at each site, for a router that decides there): [tokens][choices], None the base.
+      writers: of a routed engine, the model that wrote each token.
+      adapters: the adapter that each was read with, where the models have any (-1: none).
+      entropy: of the distribution that each was drawn from, in nats, where that is kept.
     """
 
     request: int
@@ -57,6 +63,9 @@ class Event:
     logprobs: list[float] | None
     finished: str | None
     trace: list[list[str | None]] | None = None
+    writers: list[int] | None = None
+    adapters: list[int] | None = None
+    entropy: list[float] | None = None
 
 
 @dataclasses.dataclass
@@ -130,17 +139,25 @@ def check(cfg: ModelConfig, config: EngineConfig, request: Request) -> None:
 
 
 def entry(
-    config: EngineConfig, request: Request, *, anchor: int, tables: np.ndarray, experts: np.ndarray | None = None
-) -> Entry:
-    """The row of the request table that `request` becomes."""
+    config: EngineConfig,
+    request: Request,
+    *,
+    anchor: Sequence[int],
+    experts: np.ndarray | None = None,
+    traced: int = 0,
+    journey: Journey | None = None,
+) -> RequestTable:
+    """The row of the request table that `request` becomes; `anchor[m]` of its tokens have been read by model m."""
     prompt = np.zeros(config.max_length, np.int32)
     prompt[: len(request.prompt)] = request.prompt
     stops = np.full(MAX_STOPS, -1, np.int32)
     stops[: len(request.stops)] = request.stops
-    return Entry(
+    return RequestTable(
         tokens=prompt,
         length=np.int32(len(request.prompt)),
         limit=np.int32(len(request.prompt) + request.max_new_tokens),
+        active=np.bool_(True),
+        anchor=np.asarray(anchor, np.int32),
         sampling=Sampling(
             np.float32(request.temperature),
             np.int32(request.top_k),
@@ -149,8 +166,30 @@ def entry(
             np.uint32(request.seed),
         ),
         stops=stops,
+        logprobs=np.zeros(config.max_length, np.float32),
         wants_logprobs=np.bool_(request.logprobs),
-        anchor=np.int32(anchor),
-        tables=tables,
         experts=experts,
+        trace=np.zeros((config.max_length, traced), np.int16) if traced else None,
+        journey=journey,
     )
+
+
+def gather(step: Callable[[], list[Event]], numbers: Sequence[int]) -> list[Event]:
+    """Steps an engine until the requests `numbers` have ended: one event each, with all that they were given."""
+    parts: dict[int, list[Event]] = {number: [] for number in numbers}
+    running = set(numbers)
+    while running:
+        for event in step():
+            if event.request in parts:
+                parts[event.request].append(event)
+            if event.finished:
+                running.discard(event.request)
+    return [_joined(parts[number]) for number in numbers]
+
+
+def _joined(parts: Sequence[Event]) -> Event:
+    whole = {}
+    for name in ("tokens", "logprobs", "writers", "adapters", "entropy"):
+        columns = [getattr(part, name) for part in parts]
+        whole[name] = None if None in columns else [value for column in columns for value in column]
+    return dataclasses.replace(parts[-1], **whole)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from molora_jax.typing import Array, Bool, Float, Int, UInt32
+from molora_jax.typing import Array, Bool, Float, Int, Key, UInt32
 
 
 @jax.tree_util.register_dataclass
@@ -40,19 +40,28 @@ class Sampling:
 
 
 SAMPLE = 0
-"""Purpose of a random draw, folded into its key last; later ones (verification, routing) take further numbers."""
+"""Purpose of a random draw, folded into its key last; `routing.program` has those of verification and routing."""
 
 
-def draw(seed: UInt32[Array, "B"], position: Int[Array, "B"], *, model: int, purpose: int) -> Float[Array, "B"]:
-    """One uniform number in [0, 1) for each request, the same in whatever batch, bucket or order it runs."""
+def keys(
+    seed: UInt32[Array, "B"], position: Int[Array, "B"], model: int | Int[Array, "B"], purpose: int
+) -> Key[Array, "B"]:
+    """A key for each request, the same in whatever batch, bucket or order it runs."""
 
-    def one(seed, position):
+    def one(seed, *parts):
         key = jax.random.key(seed)
-        for part in (position, model, purpose):
+        for part in (*parts, purpose):
             key = jax.random.fold_in(key, part)
-        return jax.random.uniform(key)
+        return key
 
-    return jax.vmap(one)(seed, position)
+    return jax.vmap(one)(seed, position, jnp.broadcast_to(jnp.asarray(model, jnp.int32), seed.shape))
+
+
+def draw(
+    seed: UInt32[Array, "B"], position: Int[Array, "B"], *, model: int | Int[Array, "B"], purpose: int
+) -> Float[Array, "B"]:
+    """One uniform number in [0, 1) for each request."""
+    return jax.vmap(jax.random.uniform)(keys(seed, position, model, purpose))
 
 
 def argmax(scores: Float[Array, "B V"]) -> Int[Array, "B"]:
@@ -82,9 +91,9 @@ def log_prob(scores: Float[Array, "B V"], token: Int[Array, "B"]) -> Float[Array
 
 
 def sample(
-    scores: Float[Array, "B V"], sampling: Sampling, position: Int[Array, "B"], *, model: int = 0
+    scores: Float[Array, "B V"], sampling: Sampling, position: Int[Array, "B"], *, model: int | Int[Array, "B"] = 0
 ) -> Int[Array, "B"]:
-    """The token at `position` of each request."""
+    """The token at `position` of each request; `model` is who writes it."""
     greedy = argmax(scores)
 
     def random(scores):
@@ -93,6 +102,13 @@ def sample(
         return jnp.where(sampling.temperature > 0, token, greedy)
 
     return only_if(jnp.any(sampling.temperature > 0), random, greedy, scores)
+
+
+def distribution(scores: Float[Array, "B V"], sampling: Sampling) -> Float[Array, "B V"]:
+    """What `sample` draws from: probabilities after temperature and cuts; the greedy token has them all."""
+    mass = jax.nn.softmax(_cut(scores, sampling), axis=-1)
+    greedy = argmax(scores)[:, None] == jnp.arange(scores.shape[1])
+    return jnp.where(sampling.temperature[:, None] > 0, mass, greedy.astype(mass.dtype))
 
 
 def _cut(scores: Float[Array, "B V"], sampling: Sampling) -> Float[Array, "B V"]:

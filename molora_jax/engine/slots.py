@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from molora_jax.config import ModelConfig, UserError
+from molora_jax.config import UserError
 from molora_jax.engine.pages import Digest, PagePool, digests
 
 
@@ -37,11 +37,14 @@ class Slots:
     write over their oldest pages in a ring, and only prefixes that were never in a ring are offered for sharing.
     """
 
-    def __init__(self, cfg: ModelConfig, *, slots: int, length: int, pages: Sequence[int], page_size: int, chunk: int):
+    def __init__(
+        self, windows: Sequence[int], *, slots: int, length: int, pages: Sequence[int], page_size: int, chunk: int
+    ):
+        """`windows[k]` is what the layers of kind k see (0: everything), `pages[k]` the pages that they have."""
         self.page_size = page_size
         self.width = -(-length // page_size)
         self.pools = [PagePool(count) for count in pages]
-        self._rings = [ring_pages(window, chunk, page_size) for window in cfg.kinds]
+        self._rings = [ring_pages(window, chunk, page_size) for window in windows]
         self._free = list(range(slots - 1, -1, -1))
         self._coming: set[Digest] = set()  # pages that a running prefill is about to publish
         self.looked_up = self.hits = 0  # full prompt pages, and how many of them were shared
@@ -123,8 +126,8 @@ def ring_pages(window: int, chunk: int, page_size: int) -> int:
     return -(-(window + chunk) // page_size) + 1 if window else 0
 
 
-def pages_for(cfg: ModelConfig, *, slots: int, length: int, page_size: int, chunk: int) -> tuple[int, ...]:
+def pages_for(windows: Sequence[int], *, slots: int, length: int, page_size: int, chunk: int) -> tuple[int, ...]:
     """Per kind, pages with which `slots` requests of `length` tokens run at once and none is shared."""
     most = -(-length // page_size)
-    rings = (ring_pages(window, chunk, page_size) for window in cfg.kinds)
+    rings = (ring_pages(window, chunk, page_size) for window in windows)
     return tuple(slots * (min(most, ring) if ring else most) for ring in rings)

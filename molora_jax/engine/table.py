@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from molora_jax.adapters.bank import Bank
 from molora_jax.config import ModelConfig
+from molora_jax.engine.journey import Journey
 from molora_jax.engine.sampling import Sampling
 from molora_jax.models.state import DecodeState, new_state
 from molora_jax.typing import Array, Bool, Float, Int
@@ -18,31 +19,35 @@ MAX_STOPS = 8
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RequestTable:
-    """What the requests are, whatever model runs them. S slots, contexts of at most T tokens.
+    """What the requests are, whatever model runs them. S slots, contexts of at most T tokens, M models.
 
     Attributes:
       tokens: prompt and committed tokens of each slot.
       length: how many of them there are.
       limit: the length at which the request ends.
       active: neither free nor ended.
+      anchor: how many of a request's tokens each model has read.
       sampling: how each request picks its next token.
       stops: token ids that end a request, padded with -1.
       logprobs: log-probability of each committed token under the model's own distribution, where it was asked for.
       wants_logprobs: whether it was.
       experts: the adapter of each token, in an engine that has any (`engine.experts`).
       trace: the experts that each token really used, layer by layer, where they are recorded.
+      journey: where a routing program has taken each request, in an engine that has one.
     """
 
     tokens: Int[Array, "S T"]
     length: Int[Array, "S"]
     limit: Int[Array, "S"]
     active: Bool[Array, "S"]
+    anchor: Int[Array, "S M"]
     sampling: Sampling
     stops: Int[Array, "S stops"]
     logprobs: Float[Array, "S T"]
     wants_logprobs: Bool[Array, "S"]
     experts: Int[Array, "S T"] | None = None
     trace: Int[Array, "S T K"] | None = None
+    journey: Journey | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -51,19 +56,25 @@ class Memory:
     """What one model remembers of the requests.
 
     Attributes:
-      state: its KV rows.
-      anchor: how many of a request's tokens are in them.
+      state: its KV rows, in which the tokens before a request's anchor are.
       tables: the pages of each slot, one table a kind of layer.
       scout: the state of the base alone, in pages of the same numbers, where its hidden states decide the route.
     """
 
     state: DecodeState
-    anchor: Int[Array, "S"]
     tables: Int[Array, "kinds S P"]
     scout: DecodeState | None = None
 
 
-def new_table(slots: int, length: int, *, experts: bool = False, traced: int = 0) -> RequestTable:
+def new_table(
+    slots: int,
+    length: int,
+    *,
+    models: int = 1,
+    experts: bool = False,
+    traced: int = 0,
+    journey: Journey | None = None,
+) -> RequestTable:
     """`slots` free slots for contexts of at most `length` tokens; `traced` choices a token are recorded."""
     zeros = lambda *shape, dtype=jnp.int32: jnp.zeros(shape, dtype)
     return RequestTable(
@@ -71,12 +82,14 @@ def new_table(slots: int, length: int, *, experts: bool = False, traced: int = 0
         length=zeros(slots),
         limit=zeros(slots),
         active=zeros(slots, dtype=bool),
+        anchor=zeros(slots, models),
         sampling=Sampling.greedy(slots),
         stops=jnp.full((slots, MAX_STOPS), -1, jnp.int32),
         logprobs=zeros(slots, length, dtype=jnp.float32),
         wants_logprobs=zeros(slots, dtype=bool),
         experts=zeros(slots, length) if experts else None,
         trace=zeros(slots, length, traced, dtype=jnp.int16) if traced else None,
+        journey=journey,
     )
 
 
@@ -96,7 +109,6 @@ def new_memory(
     return Memory(
         state=new_state(cfg, **sizes, bank=bank, slots=slots),
         scout=new_state(cfg, **sizes) if scout else None,
-        anchor=jnp.zeros((slots,), jnp.int32),
         tables=jnp.zeros((len(cfg.kinds), slots, -(-length // page_size)), jnp.int32),
     )
 
@@ -104,36 +116,24 @@ def new_memory(
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One request as it enters a slot: a row of `RequestTable` and of `Memory`."""
+    """One request as it enters a slot.
 
-    tokens: Int[Array, "T"]
-    length: Int[Array, ""]
-    limit: Int[Array, ""]
-    sampling: Sampling
-    stops: Int[Array, "stops"]
-    wants_logprobs: Bool[Array, ""]
-    anchor: Int[Array, ""]
-    tables: Int[Array, "kinds P"]
-    experts: Int[Array, "T"] | None = None
+    Attributes:
+      row: its row of the table, all leaves without their leading S.
+      tables: its pages in each model's memory.
+    """
+
+    row: RequestTable
+    tables: tuple[Int[Array, "kinds P"], ...]
 
 
-def enter(memory: Memory, table: RequestTable, slot: Int[Array, ""], entry: Entry) -> tuple[Memory, RequestTable]:
-    """Puts a request into a free slot; its first `anchor` tokens are in the model's pages already."""
-    put = lambda old, new: old.at[slot].set(new)
-    table = RequestTable(
-        tokens=put(table.tokens, entry.tokens),
-        length=put(table.length, entry.length),
-        limit=put(table.limit, entry.limit),
-        active=put(table.active, True),
-        sampling=jax.tree.map(put, table.sampling, entry.sampling),
-        stops=put(table.stops, entry.stops),
-        logprobs=put(table.logprobs, 0.0),
-        wants_logprobs=put(table.wants_logprobs, entry.wants_logprobs),
-        experts=None if table.experts is None else put(table.experts, entry.experts),
-        trace=None if table.trace is None else put(table.trace, 0),
-    )
-    tables = memory.tables.at[:, slot].set(entry.tables)
-    return Memory(memory.state, put(memory.anchor, entry.anchor), tables, memory.scout), table
+def enter(
+    memories: tuple[Memory, ...], table: RequestTable, slot: Int[Array, ""], entry: Entry
+) -> tuple[tuple[Memory, ...], RequestTable]:
+    """Puts a request into a free slot; what its anchors say has been read is in the models' pages already."""
+    table = jax.tree.map(lambda leaf, value: leaf.at[slot].set(value), table, entry.row)
+    give = lambda memory, pages: dataclasses.replace(memory, tables=memory.tables.at[:, slot].set(pages))
+    return tuple(map(give, memories, entry.tables)), table
 
 
 def stop(table: RequestTable, slots: Bool[Array, "S"]) -> RequestTable:

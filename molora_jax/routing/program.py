@@ -48,6 +48,13 @@ class Mode(enum.IntEnum):
     FUSE = 3
 
 
+class Run(NamedTuple):
+    """Who runs, and how; of FUSE `model` only leads, for all of them run."""
+
+    model: int
+    mode: Mode
+
+
 class TopK(NamedTuple):
     """The k highest logits, descending, and their token ids."""
 
@@ -75,7 +82,7 @@ class Signals:
       margin: highest probability minus the second.
       logprob: log-probability of the token.
       top_k: `Program.top_k` highest raw logits and their ids.
-      hidden: last hidden state, after the final norm, at the position the token was written from: [D].
+      hidden: last hidden state of `Program.hidden_of`, after the final norm, where the token was written from: [D].
       span_logprobs: VERIFY and SCORE: log-probability under this model of each held token, the last one last, zeros in
         front: [Program.draft].
       score: SCORE: what `read` gave.
@@ -167,11 +174,14 @@ class Program:
       models: M, how many models it needs.
       signals: names of the fields of `Signals` that it reads.
       modes: the modes that its decisions use.
+      runs: what its decisions may ask for, in the models' order; fewer are quicker to compile.
       knobs: names and defaults of what may change per request while it runs (thresholds).
       patterns: token sequences whose occurrence at the end is the signal `pattern_hits`.
       top_k: k of the signal `top_k`.
       draft: K, most tokens that VERIFY reads as a draft.
       score_tokens: what SCORE appends; empty scores after the last token itself.
+      hidden_of: the model whose hidden states are the signal `hidden`; runs of others alone show zeros, for models
+        differ in width.
     """
 
     models: int = 2
@@ -182,6 +192,12 @@ class Program:
     top_k: int = 0
     draft: int = 0
     score_tokens: tuple[int, ...] = ()
+    hidden_of: int = SMALL
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        own = (Run(model, mode) for model in range(self.models) for mode in sorted(self.modes - {Mode.FUSE}))
+        return (*own, *(Run(self.models - 1, mode) for mode in self.modes & {Mode.FUSE}))
 
     def init(self, params: Params, knobs: Params, key: Array) -> State:
         """The state of a new request; `key` is its own, whatever the batch."""

@@ -58,7 +58,7 @@ def test_the_limits_themselves_are_allowed(fields):
 
 def test_entry_is_the_request_as_arrays():
     request = Request(prompt=[5, 6], max_new_tokens=3, temperature=0.5, top_k=2, seed=2**32 - 1, stops=(0, 4))
-    row = entry(CONFIG, request, anchor=1, tables=np.zeros((1, 2), np.int32))
+    row = entry(CONFIG, request, anchor=[1])
     np.testing.assert_array_equal(row.tokens, [5, 6] + [0] * 18)
     assert (row.length, row.limit, row.anchor) == (2, 5, 1)
     np.testing.assert_array_equal(row.stops, [0, 4] + [-1] * 6)  # token 0 may be a stop: the padding is another

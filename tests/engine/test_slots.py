@@ -33,10 +33,10 @@ class Admission(RuleBasedStateMachine):
     )
     def start(self, windows, page, chunk, slots, short):
         self.cfg, self.page, self.chunk, self.count = fakes.config(windows), page, chunk, slots
-        most = pages_for(self.cfg, slots=slots, length=LENGTH, page_size=page, chunk=chunk)
-        one = pages_for(self.cfg, slots=1, length=LENGTH, page_size=page, chunk=chunk)
+        most = pages_for(self.cfg.kinds, slots=slots, length=LENGTH, page_size=page, chunk=chunk)
+        one = pages_for(self.cfg.kinds, slots=1, length=LENGTH, page_size=page, chunk=chunk)
         pages = [max(a, int(b * short)) for a, b in zip(one, most, strict=True)]  # often too few for all slots
-        self.slots = Slots(self.cfg, slots=slots, length=LENGTH, pages=pages, page_size=page, chunk=chunk)
+        self.slots = Slots(self.cfg.kinds, slots=slots, length=LENGTH, pages=pages, page_size=page, chunk=chunk)
         self.memory = [[[None] * page for _ in range(count)] for count in pages]
         self.running: list[Reader] = []
         self.unread: list[Reader] = []
@@ -134,8 +134,8 @@ TestAdmission.settings = settings(max_examples=150, stateful_step_count=40, dead
 
 def make(windows=(0,), *, slots=2, length=32, page=4, chunk=8, pages=None):
     cfg = fakes.config(windows)
-    pages = pages or pages_for(cfg, slots=slots, length=length, page_size=page, chunk=chunk)
-    return Slots(cfg, slots=slots, length=length, pages=pages, page_size=page, chunk=chunk)
+    pages = pages or pages_for(cfg.kinds, slots=slots, length=length, page_size=page, chunk=chunk)
+    return Slots(cfg.kinds, slots=slots, length=length, pages=pages, page_size=page, chunk=chunk)
 
 
 def read_and_leave(slots: Slots, prompt: list[int], limit: int):
@@ -214,5 +214,5 @@ def test_a_ring_holds_a_window_and_a_chunk_and_hardly_more(window, chunk, page):
 
 def test_pages_for_as_many_requests_as_slots():
     cfg = fakes.config((0, 5))
-    assert pages_for(cfg, slots=3, length=30, page_size=4, chunk=4) == (3 * 8, 3 * ring_pages(5, 4, 4))
-    assert pages_for(cfg, slots=3, length=10, page_size=4, chunk=4) == (3 * 3, 3 * 3)
+    assert pages_for(cfg.kinds, slots=3, length=30, page_size=4, chunk=4) == (3 * 8, 3 * ring_pages(5, 4, 4))
+    assert pages_for(cfg.kinds, slots=3, length=10, page_size=4, chunk=4) == (3 * 3, 3 * 3)

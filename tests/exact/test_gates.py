@@ -100,7 +100,7 @@ def test_generation_with_the_cache_is_generation_without_it():
     for event, request in zip(engine.run(requests), requests, strict=True):
         assert event.tokens == recompute(request)
     _, gated = whole(prompt(3, 9), ["one"] * 9)
-    core = jax.tree.leaves(engine._memory.state.gates)
+    core = jax.tree.leaves(engine._memories[0].state.gates)
     assert all(np.isfinite(leaf).all() for leaf in core)
     assert np.abs(gated - whole(prompt(3, 9), ["plain"] * 9)[1]).max() > 1e-2
 

@@ -133,18 +133,21 @@ class Route:
     def decode(self):
         logits, hidden = self.read(self.model)
         self.write(self.sampler.token(logits[-1], len(self.tokens), self.model), logits[-1])
-        return 1, dict(logits=logits[-1], hidden=hidden[-1])
+        return 1, dict(logits=logits[-1], hidden=self.shown(hidden[-1]))
+
+    def shown(self, hidden: np.ndarray) -> np.ndarray:
+        return hidden if self.model == self.program.hidden_of else np.zeros_like(hidden)
 
     def fuse(self):
         rows, hidden = zip(*(self.read(model) for model in range(len(self.models))), strict=True)
         fused = np.asarray(self.call("fuse", self.state, np.stack([row[-1] for row in rows])))
         self.write(self.sampler.token(fused, len(self.tokens), self.model), fused)
-        return 1, dict(logits=fused, hidden=hidden[self.model][-1])
+        return 1, dict(logits=fused, hidden=hidden[self.program.hidden_of][-1])
 
     def score(self):
         logits, hidden = self.read(self.model, self.program.score_tokens)
         score = self.call("read", self.state, logits[-1])
-        return 0, dict(logits=logits[-1], hidden=hidden[-1], score=score, span_logprobs=self.span(logits))
+        return 0, dict(logits=logits[-1], hidden=self.shown(hidden[-1]), score=score, span_logprobs=self.span(logits))
 
     def verify(self):
         logits, hidden = self.read(self.model)
@@ -159,7 +162,8 @@ class Route:
         for column in (self.tokens, self.rows, self.writers, self.adapters):
             del column[first + count :]
         self.hold = count
-        known = dict(logits=rows[count], hidden=hidden[first - 1 + count], accepted=np.int32(count), span_logprobs=span)
+        shown = self.shown(hidden[first - 1 + count])
+        known = dict(logits=rows[count], hidden=shown, accepted=np.int32(count), span_logprobs=span)
         if self.stopped and count:
             return 0, known
         self.write(token, rows[count])

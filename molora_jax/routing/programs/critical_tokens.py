@@ -23,6 +23,10 @@ class CriticalTokens(Program):
     signals = frozenset({"hidden"})
     knobs = {"threshold": 0.5}
 
+    @property
+    def hidden_of(self):
+        return self.aligned
+
     def start(self, params, knobs, state):
         return state, decide(self.aligned)
 

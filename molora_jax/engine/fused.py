@@ -1,0 +1,222 @@
+"""Several models, their policy and the routing program as one device program: many runs without a look of the host.
+
+Each turn of the outer loop lets the policy pick a run, and the requests and the bucket it takes. The choice is a chain
+of inner loops of no or one trip: a conditional would copy every KV table on some backends.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from molora_jax.engine import policy
+from molora_jax.engine.buckets import Bucket
+from molora_jax.engine.journey import at
+from molora_jax.engine.run import Fleet, Weights, perform, unread
+from molora_jax.engine.table import Memory, RequestTable
+from molora_jax.nn.layout import NOWHERE
+from molora_jax.routing.program import Mode, Run
+from molora_jax.typing import Array, Bool, Float, Int
+
+NONE = -1
+"""No choice is left to be run."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What is compiled; static.
+
+    Attributes:
+      fleet: the models and their program.
+      choices: the runs there are, each in each of its buckets; a run's buckets stand together, by rows, then tokens.
+      steps: most runs between two looks of the host.
+    """
+
+    fleet: Fleet
+    choices: tuple[tuple[Run, Bucket], ...]
+    steps: int
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        return self.fleet.program.runs
+
+    def buckets(self, run: Run) -> tuple[Bucket, ...]:
+        return tuple(bucket for each, bucket in self.choices if each == run)
+
+    def first(self, run: Run) -> int:
+        """Index of the run's first choice."""
+        return [each for each, _ in self.choices].index(run)
+
+
+def plan(fleet: Fleet, max_rows: int, chunk: int, steps: int) -> Plan:
+    """Two sizes of rows for every run (of few requests one), each for one token a row and for suffixes.
+
+    A run that always reads several tokens a row, as VERIFY does, has none of the buckets for one.
+    """
+    few = min(max(max_rows // 4, 4), max_rows)
+    choices = []
+    for run in fleet.program.runs:
+        single = run.mode in (Mode.DECODE, Mode.FUSE)
+        for rows in dict.fromkeys((few, max_rows)):
+            if single:
+                choices.append((run, Bucket(rows, rows, 1, 1)))
+            tokens = max(-(-chunk * rows // max_rows), 4 * rows, longest(fleet, run))
+            choices.append((run, Bucket(rows, tokens, min(8, tokens), 1)))
+    return Plan(fleet, tuple(choices), steps)
+
+
+def longest(fleet: Fleet, run: Run) -> int:
+    """Tokens that a run must be able to read of one request at once."""
+    return fleet.program.draft + 1 + len(fleet.tail(run))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """How the policy decides; may change from call to call. Q runs, P choices.
+
+    Attributes:
+      thresholds: B of each run (`engine.policy`).
+      max_wait: modelled seconds after which a run waits no longer for its threshold.
+      seconds: that each choice takes, as measured at warm-up.
+    """
+
+    thresholds: Int[Array, "Q"]
+    max_wait: Float[Array, ""]
+    seconds: Float[Array, "P"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Counts:
+    """What has been done.
+
+    Attributes:
+      runs: times that each choice was run.
+      rows, read: requests and tokens in all of them together, padding apart.
+      moves: requests that went from one run to another: [from, to], the last column those that ended.
+      commits: tokens that they were given on the way; negative where some were taken back.
+    """
+
+    runs: Int[Array, "P"]
+    rows: Int[Array, "P"]
+    read: Int[Array, "P"]
+    moves: Int[Array, "Q Q+1"]
+    commits: Int[Array, "Q Q+1"]
+
+    @classmethod
+    def zero(cls, plan: Plan) -> "Counts":
+        P, Q = len(plan.choices), len(plan.runs)
+        zeros = lambda *shape: jnp.zeros(shape, jnp.int32)
+        return cls(zeros(P), zeros(P), zeros(P), zeros(Q, Q + 1), zeros(Q, Q + 1))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Loop:
+    """Carry of the outer loop; `choice` is what is to be run now, or `NONE`."""
+
+    step: Int[Array, ""]
+    choice: Int[Array, ""]
+    rows: Int[Array, "S"]
+    memories: tuple[Memory, ...]
+    table: RequestTable
+    counts: Counts
+
+
+def super_step(
+    plan: Plan,
+    weights: Weights,
+    schedule: Schedule,
+    memories: tuple[Memory, ...],
+    table: RequestTable,
+    steps: Int[Array, ""],
+    leave: Bool[Array, ""],
+    forced: Int[Array, ""],
+) -> tuple[tuple[Memory, ...], RequestTable, Counts]:
+    """Up to `steps` runs of whichever models the policy picks.
+
+    Returns early when nobody waits for anything, or, if `leave`, as soon as a request has ended: others wait for its
+    slot. A `forced` choice other than `NONE` is the first, whatever the policy says, with the first slots: to time it.
+    """
+    begun = table.active
+
+    def go_on(loop: _Loop) -> Bool[Array, ""]:
+        return (loop.choice != NONE) & (loop.step < steps) & ~(leave & jnp.any(begun & ~loop.table.active))
+
+    def step(loop: _Loop) -> _Loop:
+        for index in range(len(plan.choices)):
+            here = lambda loop, index=index: loop.choice == index
+            run = functools.partial(_once, plan, weights, schedule, index)
+            loop = jax.lax.while_loop(here, run, loop)
+        choice, rows = choose(plan, schedule, loop.table)
+        return dataclasses.replace(loop, step=loop.step + 1, choice=choice, rows=rows)
+
+    choice, rows = choose(plan, schedule, table)
+    rows = jnp.where(forced == NONE, rows, jnp.arange(rows.shape[0], dtype=jnp.int32))
+    choice = jnp.where(forced == NONE, choice, forced)
+    loop = _Loop(jnp.int32(0), choice, rows, memories, table, Counts.zero(plan))
+    loop = jax.lax.while_loop(go_on, step, loop)
+    return loop.memories, loop.table, loop.counts
+
+
+def choose(plan: Plan, schedule: Schedule, table: RequestTable) -> tuple[Int[Array, ""], Int[Array, "S"]]:
+    """The choice that the policy makes, and the slots that it takes, the longest waiting first, -1 behind them."""
+    waits = jnp.stack([table.active & at(table.journey.turn, run) for run in plan.runs])
+    waited = table.journey.waited
+    oldest = jnp.max(jnp.where(waits, waited, 0), axis=1)
+    thresholds = policy.clamp(schedule.thresholds, jnp.sum(table.active))
+    picked = policy.pick(jnp.sum(waits, axis=1), oldest, thresholds, schedule.max_wait)
+    options = [_fill(plan, schedule, run, table, waits[i]) for i, run in enumerate(plan.runs)]
+    choice, rows = (jnp.stack(values)[jnp.maximum(picked, 0)] for values in zip(*options, strict=True))
+    return jnp.where(picked == policy.IDLE, NONE, choice), rows
+
+
+def _fill(plan: Plan, schedule: Schedule, run: Run, table: RequestTable, waits: Bool[Array, "S"]):
+    """The choice, and its slots, if `run` is to be run: as many rows as are served the quickest, the oldest first."""
+    slots = waits.shape[0]
+    buckets, first = plan.buckets(run), plan.first(run)
+    cheapest = {bucket.rows: first + i for i, bucket in reversed(list(enumerate(buckets)))}
+    edges = sorted(cheapest)
+    seconds = schedule.seconds[jnp.array([cheapest[edge] for edge in edges])]
+    count = policy.rows(jnp.sum(waits), jnp.array(edges), seconds)
+    order = jnp.argsort(jnp.where(waits, -table.journey.waited, jnp.inf), stable=True)
+    rows = jnp.where(jnp.arange(slots) < count, order, NONE).astype(jnp.int32)
+    need = jnp.sum(jnp.where(rows >= 0, unread(plan.fleet, run, table, jnp.maximum(rows, 0)), 0))
+    fits = jnp.array([bucket.rows for bucket in buckets]) >= count
+    fits &= jnp.array([bucket.tokens for bucket in buckets]) >= need
+    cost = schedule.seconds[first : first + len(buckets)]
+    within = jnp.where(jnp.any(fits), jnp.argmin(jnp.where(fits, cost, jnp.inf)), len(buckets) - 1)
+    return (first + within).astype(jnp.int32), rows
+
+
+def _once(plan: Plan, weights: Weights, schedule: Schedule, index: int, loop: _Loop) -> _Loop:
+    """The run of one choice."""
+    run, bucket = plan.choices[index]
+    run, bucket = plan.choices[index]
+    rows = loop.rows[: bucket.rows]
+    slot = jnp.maximum(rows, 0)
+    before, need = loop.table, jnp.where(rows >= 0, unread(plan.fleet, run, loop.table, slot), 0)
+    memories, table, ready = perform(plan.fleet, run, bucket, weights, loop.memories, before, rows)
+    table = _aged(table, rows, ready, schedule.seconds[index])
+    reaches = jnp.stack([at(table.journey.turn, each)[slot] for each in plan.runs])
+    to = jnp.where(table.active[slot], jnp.argmax(reaches, axis=0), len(plan.runs))
+    origin = plan.runs.index(run)
+    counts = loop.counts
+    counts = Counts(
+        runs=counts.runs.at[index].add(1),
+        rows=counts.rows.at[index].add(jnp.sum(ready, dtype=jnp.int32)),
+        read=counts.read.at[index].add(jnp.minimum(jnp.sum(need, dtype=jnp.int32), bucket.tokens)),
+        moves=counts.moves.at[origin, to].add(ready.astype(jnp.int32)),
+        commits=counts.commits.at[origin, to].add(jnp.where(ready, table.length[slot] - before.length[slot], 0)),
+    )
+    replace = dict(choice=jnp.int32(NONE), memories=memories, table=table, counts=counts)
+    return dataclasses.replace(loop, **replace)
+
+
+def _aged(table: RequestTable, rows: Int[Array, "B"], ready: Bool[Array, "B"], seconds: Float[Array, ""]):
+    """Everybody has waited for as long as the run took, but those who were served begin anew."""
+    waited = table.journey.waited + seconds.astype(table.journey.waited.dtype)
+    waited = waited.at[jnp.where(ready, rows, NOWHERE)].set(0, mode="drop")
+    return dataclasses.replace(table, journey=dataclasses.replace(table.journey, waited=waited))

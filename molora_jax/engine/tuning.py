@@ -1,0 +1,56 @@
+"""The thresholds that measured step times and the routing seen so far call for."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from molora_jax.engine import throughput
+from molora_jax.engine.fused import Counts, Plan
+from molora_jax.engine.simulate import Schedule, random_trace, simulate
+from molora_jax.engine.throughput import Routing, StepTimes
+
+TOKENS = 2000
+"""Committed on the virtual clock to judge thresholds that no closed form covers."""
+
+
+def step_times(plan: Plan, seconds: Sequence[float]) -> tuple[StepTimes, ...]:
+    """Of each run, from the seconds of each choice."""
+    measured = zip(plan.choices, seconds, strict=True)
+    rows = [(run, (bucket.rows, bucket.tokens, float(each))) for (run, bucket), each in measured]
+    return tuple(StepTimes(tuple(bucket for own, bucket in rows if own == run)) for run in plan.runs)
+
+
+def routing(counts: Counts) -> Routing:
+    """How requests have moved, ends apart."""
+    return Routing.counted(np.asarray(counts.moves)[:, :-1], np.asarray(counts.commits)[:, :-1])
+
+
+def is_pair(routing: Routing) -> bool:
+    """Whether a quick model tries every token, and a slow one rewrites some: what `throughput.shared` describes."""
+    if len(routing.moves) != 2:
+        return False
+    return routing.moves[1][0] > 0.99 and routing.commits[0][1] < 0.01 and abs(routing.commits[1][0] - 1) < 0.01
+
+
+def predicted(routing: Routing, times: Sequence[StepTimes], thresholds: Sequence[int], requests: int) -> float:
+    """Tokens per second on one device with these thresholds."""
+    if is_pair(routing) and thresholds[0] == 1:
+        return throughput.shared(routing.moves[0][1], times, min(thresholds[1], requests), requests)
+    schedule = Schedule(shared=True, thresholds=tuple(thresholds))
+    traces = [random_trace(routing, seed) for seed in range(requests)]
+    return simulate(traces, times, schedule, tokens=TOKENS).throughput
+
+
+def best(routing: Routing, times: Sequence[StepTimes], requests: int, edges: Sequence[int]) -> tuple[int, ...]:
+    """The thresholds with the highest predicted throughput on one device, among `edges`.
+
+    The quick model never waits; the others' thresholds are climbed one after another, the slowest first.
+    """
+    options = [edge for edge in edges if edge <= requests]
+    if is_pair(routing):
+        return 1, throughput.best_shared(routing.moves[0][1], times, requests, options)[0]
+    chosen = [1] * len(times)
+    for i in reversed(range(1, len(times))):
+        score = lambda b, i=i: predicted(routing, times, [*chosen[:i], b, *chosen[i + 1 :]], requests)
+        chosen[i] = max(options, key=score)
+    return tuple(chosen)
