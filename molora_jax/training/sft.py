@@ -64,7 +64,7 @@ def run(config: SFTConfig, folder: Path | str, *, progress: bool = True) -> Resu
         settings.remember(config, folder)
     adapter = specialist.new(model.cfg, model.params, config.adapter, folder.name, seed=config.seed)
     made = trainer(model, adapter, config, place)
-    _tell(config, model, adapter, made, say)
+    _tell(config, adapter, made, say)
     state = loop.run(
         made,
         Batches({"train": train}, _spec(config)),
@@ -129,10 +129,11 @@ def batches(config: SFTConfig, held: list[Document]) -> Iterator[Batch]:
 
 
 def trainer(model: Model, adapter: Adapter, config: SFTConfig, place: Placement | None = None) -> Trainer:
-    """The step of such a run."""
+    """The step of such a run; the model's parameters are taken apart on a single CPU."""
+    unroll = place is None and jax.default_backend() == "cpu"
     groups = specialist.groups(adapter, rate=config.rate, gate_rate=config.gate_rate, decay=config.decay)
     return Trainer(
-        specialist.tree(model.params, adapter),
+        specialist.tree(model.params, adapter, unroll=unroll),
         specialist.loss(model.cfg, remat=config.remat),
         OptimiserConfig(groups=groups, schedule=config.falls(), clip=config.clip),
         accumulate=config.accumulate,
@@ -157,12 +158,12 @@ def _whole(tree, place: Placement | None):
     return tree | {key: place.gathered(tree[key]) for key in tree if key != "params"}
 
 
-def _tell(config: SFTConfig, model: Model, adapter: Adapter, made: Trainer, say) -> None:
+def _tell(config: SFTConfig, adapter: Adapter, made: Trainer, say) -> None:
     sizes: dict[str, int] = {}
     for path, leaf in made.init().trained.items():
         name = made.config.group_of(path)
         sizes[name] = sizes.get(name, 0) + leaf.size
-    base = sum(leaf.size for leaf in jax.tree.leaves(model.params))
+    base = sum(leaf.size for path, leaf in made.frozen.items() if path.startswith("params."))
     parts = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
     ranks = sorted(set(specialist.ranks(adapter).values()))
     shown = f"{ranks[0]}" if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]}"
