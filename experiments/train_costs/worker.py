@@ -5,6 +5,7 @@ The parent writes a line, "step" or "peak"; the process answers with one: second
 
 import importlib.util
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -122,6 +123,7 @@ def resident(field: str) -> int:
 
 
 def main(name: str, model: str, rows: int, length: int, threads: int) -> None:
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
     tokens = np.random.default_rng(0).integers(0, 500, (rows, length))  # ids that every vocabulary has
     step, before = peft(model, tokens, threads) if name == "peft" else ours(name, model, tokens)
     for number, line in enumerate(sys.stdin):
