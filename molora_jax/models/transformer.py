@@ -158,6 +158,7 @@ def apply(
     route: Route | None = None,
     layers: int | None = None,
     taps: tuple[str, ...] = (),
+    remat: bool = False,
 ) -> Output:
     """Runs the decoder over a flat list of tokens; pure.
 
@@ -169,6 +170,7 @@ def apply(
       layers: run only the first so many, without the final norm.
       taps: of `TAPS`. `"hidden"` returns the residual stream after every layer, [layers, N, D]; `"gates"` the λ of
         each token under every expert, by site, [layers, N, E] or [layers, N, E, R]: none where no expert has gates.
+      remat: a backward pass keeps only the residual stream between layers, and computes the inside of each once more.
 
     Raises:
       UserError: a bank without a route, or an unknown tap.
@@ -184,6 +186,8 @@ def apply(
     places = _places(cfg, state)[:layers]
     block = functools.partial(_block, cfg, layout, _rotations(cfg, layout, x.dtype))
     run = _unrolled if isinstance(params["layers"], list) else _scanned
+    if remat:
+        block = jax.checkpoint(block, prevent_cse=run is _unrolled)  # the body of a scan has no CSE across its layers
     x, state, (kept, trace) = run(block, params["layers"], bank, route, places, x, state, taps)
     if layers is None:
         x = rms_norm(x, params["norm"]["weight"], eps=cfg.norm_eps, offset=cfg.norm_offset)
