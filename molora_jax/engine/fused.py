@@ -50,20 +50,24 @@ class Plan:
 
 
 def plan(fleet: Fleet, max_rows: int, chunk: int, steps: int) -> Plan:
-    """Two sizes of rows for every run (of few requests one), each for one token a row and for suffixes.
+    """The buckets of every run: for one token a row, of few rows and of all; and for suffixes, short and long.
 
-    A run that always reads several tokens a row, as VERIFY does, has none of the buckets for one.
+    A run that always reads several tokens a row, as VERIFY does, has none of the first.
     """
     few = min(max(max_rows // 4, 4), max_rows)
     choices = []
     for run in fleet.program.runs:
         single = run.mode in (Mode.DECODE, Mode.FUSE)
-        for rows in dict.fromkeys((few, max_rows)):
-            if single:
-                choices.append((run, Bucket(rows, rows, 1, 1)))
-            tokens = max(-(-chunk * rows // max_rows), 4 * rows, longest(fleet, run))
-            choices.append((run, Bucket(rows, tokens, min(8, tokens), 1)))
+        shapes = [(few, few), (max_rows, max_rows)] if single else []
+        least = max(4 * max_rows, 16, longest(fleet, run))
+        shapes += [(max_rows, least), (max_rows, max(chunk, least))]
+        choices += [(run, Bucket(rows, tokens, _tile(rows, tokens), 1)) for rows, tokens in dict.fromkeys(shapes)]
     return Plan(fleet, tuple(choices), steps)
+
+
+def _tile(rows: int, tokens: int) -> int:
+    """Tokens of a row that attend together: about as many as a row has."""
+    return min(-(-tokens // rows), 16)
 
 
 def longest(fleet: Fleet, run: Run) -> int:
@@ -115,11 +119,12 @@ class Counts:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Loop:
-    """Carry of the outer loop; `choice` is what is to be run now, or `NONE`."""
+    """Carry of the outer loop; `choice` is what is to be run now, or `NONE`, for `rows` out of `batch`."""
 
     step: Int[Array, ""]
     choice: Int[Array, ""]
     rows: Int[Array, "S"]
+    batch: Bool[Array, "S"]
     memories: tuple[Memory, ...]
     table: RequestTable
     counts: Counts
@@ -150,45 +155,54 @@ def super_step(
             here = lambda loop, index=index: loop.choice == index
             run = functools.partial(_once, plan, weights, schedule, index)
             loop = jax.lax.while_loop(here, run, loop)
-        choice, rows = choose(plan, schedule, loop.table)
-        return dataclasses.replace(loop, step=loop.step + 1, choice=choice, rows=rows)
+        choice, rows, batch = choose(plan, schedule, loop.table, loop.batch)
+        return dataclasses.replace(loop, step=loop.step + 1, choice=choice, rows=rows, batch=batch)
 
-    choice, rows = choose(plan, schedule, table)
+    choice, rows, batch = choose(plan, schedule, table, jnp.zeros_like(table.active))
     rows = jnp.where(forced == NONE, rows, jnp.arange(rows.shape[0], dtype=jnp.int32))
     choice = jnp.where(forced == NONE, choice, forced)
-    loop = _Loop(jnp.int32(0), choice, rows, memories, table, Counts.zero(plan))
+    loop = _Loop(jnp.int32(0), choice, rows, batch, memories, table, Counts.zero(plan))
     loop = jax.lax.while_loop(go_on, step, loop)
     return loop.memories, loop.table, loop.counts
 
 
-def choose(plan: Plan, schedule: Schedule, table: RequestTable) -> tuple[Int[Array, ""], Int[Array, "S"]]:
-    """The choice that the policy makes, and the slots that it takes, the longest waiting first, -1 behind them."""
+def choose(
+    plan: Plan, schedule: Schedule, table: RequestTable, batch: Bool[Array, "S"]
+) -> tuple[Int[Array, ""], Int[Array, "S"], Bool[Array, "S"]]:
+    """What to run next: a choice, the slots that it takes, the longest waiting first, and the batch they belong to.
+
+    The policy launches a run for all who wait for it; that `batch` is served first, in as many parts as are quickest.
+    """
     waits = jnp.stack([table.active & at(table.journey.turn, run) for run in plan.runs])
     waited = table.journey.waited
     oldest = jnp.max(jnp.where(waits, waited, 0), axis=1)
     thresholds = policy.clamp(schedule.thresholds, jnp.sum(table.active))
     picked = policy.pick(jnp.sum(waits, axis=1), oldest, thresholds, schedule.max_wait)
-    options = [_fill(plan, schedule, run, table, waits[i]) for i, run in enumerate(plan.runs)]
+    left = waits & batch
+    picked = jnp.where(jnp.any(left), jnp.argmax(jnp.any(left, axis=1)), picked)
+    batch = jnp.where(jnp.any(left), left, waits)[jnp.maximum(picked, 0)]
+    options = [_fill(plan, schedule, run, table, batch) for run in plan.runs]
     choice, rows = (jnp.stack(values)[jnp.maximum(picked, 0)] for values in zip(*options, strict=True))
-    return jnp.where(picked == policy.IDLE, NONE, choice), rows
+    return jnp.where(picked == policy.IDLE, NONE, choice), rows, batch
 
 
-def _fill(plan: Plan, schedule: Schedule, run: Run, table: RequestTable, waits: Bool[Array, "S"]):
-    """The choice, and its slots, if `run` is to be run: as many rows as are served the quickest, the oldest first."""
-    slots = waits.shape[0]
+def _fill(plan: Plan, schedule: Schedule, run: Run, table: RequestTable, batch: Bool[Array, "S"]):
+    """The choice, and its slots, if `run` is to be run for a batch: the bucket that serves its rows the quickest."""
+    slots = jnp.arange(batch.shape[0])
     buckets, first = plan.buckets(run), plan.first(run)
-    cheapest = {bucket.rows: first + i for i, bucket in reversed(list(enumerate(buckets)))}
-    edges = sorted(cheapest)
-    seconds = schedule.seconds[jnp.array([cheapest[edge] for edge in edges])]
-    count = policy.rows(jnp.sum(waits), jnp.array(edges), seconds)
-    order = jnp.argsort(jnp.where(waits, -table.journey.waited, jnp.inf), stable=True)
-    rows = jnp.where(jnp.arange(slots) < count, order, NONE).astype(jnp.int32)
-    need = jnp.sum(jnp.where(rows >= 0, unread(plan.fleet, run, table, jnp.maximum(rows, 0)), 0))
-    fits = jnp.array([bucket.rows for bucket in buckets]) >= count
-    fits &= jnp.array([bucket.tokens for bucket in buckets]) >= need
-    cost = schedule.seconds[first : first + len(buckets)]
-    within = jnp.where(jnp.any(fits), jnp.argmin(jnp.where(fits, cost, jnp.inf)), len(buckets) - 1)
-    return (first + within).astype(jnp.int32), rows
+    order = jnp.argsort(jnp.where(batch, -table.journey.waited, jnp.inf), stable=True)
+    there = slots < jnp.sum(batch)
+    need = jnp.cumsum(jnp.where(there, unread(plan.fleet, run, table, order), 0))
+    rows, tokens = (jnp.array([getattr(bucket, name) for bucket in buckets]) for name in ("rows", "tokens"))
+    fits = there[:, None] & (slots[:, None] < rows) & (need[:, None] <= tokens)
+    cost = jnp.where(fits, schedule.seconds[first : first + len(buckets)], jnp.inf)  # of the first k rows: [S buckets]
+    count = policy.rows(jnp.min(cost, axis=1))
+    within = jnp.argmin(cost[count - 1])
+    # what does not even fit alone is read in parts
+    alone = jnp.all(jnp.isinf(cost))
+    count, within = jnp.where(alone, 1, count), jnp.where(alone, len(buckets) - 1, within)
+    taken = jnp.where(slots < count, order, NONE).astype(jnp.int32)
+    return (first + within).astype(jnp.int32), taken
 
 
 def _once(plan: Plan, weights: Weights, schedule: Schedule, index: int, loop: _Loop) -> _Loop:
@@ -211,7 +225,8 @@ def _once(plan: Plan, weights: Weights, schedule: Schedule, index: int, loop: _L
         moves=counts.moves.at[origin, to].add(ready.astype(jnp.int32)),
         commits=counts.commits.at[origin, to].add(jnp.where(ready, table.length[slot] - before.length[slot], 0)),
     )
-    replace = dict(choice=jnp.int32(NONE), memories=memories, table=table, counts=counts)
+    batch = loop.batch.at[jnp.where(ready, rows, NOWHERE)].set(False, mode="drop")
+    replace = dict(choice=jnp.int32(NONE), batch=batch, memories=memories, table=table, counts=counts)
     return dataclasses.replace(loop, **replace)
 
 

@@ -108,6 +108,7 @@ class RoutedEngine:
         self._ids = itertools.count()
         self.counts = jax.device_get(Counts.zero(self.plan))
         self.looks, self.seconds = 0, 0.0
+        self.block = config.block
 
     @property
     def kv_bytes(self) -> int:
@@ -209,11 +210,11 @@ class RoutedEngine:
             self._table = dataclasses.replace(self._table, journey=journey)
 
     def step(self) -> list[Event]:
-        """Admits what fits, lets the models run up to `config.block` times, and tells what came of it."""
+        """Admits what fits, lets the models run up to `block` times, and tells what came of it."""
         self._admit()
         if not self._running:
             return []
-        news = self._run(self.config.block, leave=bool(self._waiting))
+        news = self._run(self.block, leave=bool(self._waiting))
         events = [self._event(running, news) for running in list(self._running.values())]
         return [event for event in events if event]
 

@@ -70,6 +70,19 @@ PROGRAMS = [
     token_adapters.TokenAdapters("control"),
 ]
 
+KNOBS = {
+    "Bernoulli": dict(share=0.5),
+    "R2R": dict(threshold=0.465),
+    "Deferral-entropy": dict(threshold=0.3),
+    "Deferral-max_prob": dict(threshold=0.9999),
+    "Deferral-margin": dict(threshold=0.9999),
+    "GlimpRouter": dict(threshold=0.1),
+    "SessionCascade": dict(threshold=-0.01),
+    "SpecReason": dict(threshold=3.5),
+    "RSD": dict(threshold=0.5),
+}
+"""With which these programs move between models of random weights."""
+
 
 def name(program: Program) -> str:
     kind = [getattr(program, field) for field in ("by", "space", "rule") if hasattr(program, field)]
