@@ -173,7 +173,7 @@ def choose(
 
     The policy launches a run for all who wait for it; that `batch` is served first, in as many parts as are quickest.
     """
-    waits = jnp.stack([table.active & at(table.journey.turn, run) for run in plan.runs])
+    waits = jnp.stack([table.active & at(table.journey.turn, run) & _lodged(plan, run, table) for run in plan.runs])
     waited = table.journey.waited
     oldest = jnp.max(jnp.where(waits, waited, 0), axis=1)
     thresholds = policy.clamp(schedule.thresholds, jnp.sum(table.active))
@@ -184,6 +184,11 @@ def choose(
     options = [_fill(plan, schedule, run, table, batch) for run in plan.runs]
     choice, rows = (jnp.stack(values)[jnp.maximum(picked, 0)] for values in zip(*options, strict=True))
     return jnp.where(picked == policy.IDLE, NONE, choice), rows, batch
+
+
+def _lodged(plan: Plan, run: Run, table: RequestTable) -> Bool[Array, "S"]:
+    """Who has pages with all the models that read in a run; the others wait for the host to find them some."""
+    return jnp.all(table.journey.lodged[:, jnp.array(plan.fleet.readers(run))], axis=1)
 
 
 def _fill(plan: Plan, schedule: Schedule, run: Run, table: RequestTable, batch: Bool[Array, "S"]):

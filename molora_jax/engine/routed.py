@@ -16,11 +16,12 @@ from molora_jax.engine import buckets as bucketing
 from molora_jax.engine import fused, tuning
 from molora_jax.engine.experts import Adapters
 from molora_jax.engine.fused import Counts, Plan, Schedule, super_step
-from molora_jax.engine.journey import Departures
+from molora_jax.engine.journey import Departures, Journey, at
+from molora_jax.engine.lodging import Guest, Lodging, pages_within
 from molora_jax.engine.request import EngineConfig, Event, Request, check, entry, gather
 from molora_jax.engine.run import Fleet, Weights
-from molora_jax.engine.slots import Lease, Slots, pages_for
-from molora_jax.engine.table import Entry, RequestTable, enter, new_memory, new_table, stop
+from molora_jax.engine.table import Entry, RequestTable, enter, new_memory, new_table, settle, stop
+from molora_jax.models.state import kv_rows
 from molora_jax.routing.program import Program, knob_values
 from molora_jax.routing.program import check as check_program
 from molora_jax.typing import Array, Bool, Int, Params
@@ -45,18 +46,19 @@ class _Running:
 
     id: int
     request: Request
-    lease: Lease
+    guest: Guest
     sent: int
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _News:
-    """What the host learns from one look: of every slot, the tokens that are final and not told yet, W at most."""
+    """What the host learns from one look: of every slot, final tokens not told yet, W at most, and its next run."""
 
     columns: dict[str, Array]
     final: Int[Array, "S"]
     active: Bool[Array, "S"]
+    awaits: Int[Array, "S"]
     counts: Counts
 
 
@@ -71,14 +73,20 @@ class RoutedEngine:
         config: EngineConfig = EngineConfig(),
         *,
         entropy: bool = False,
+        kv_bytes: int | None = None,
     ):
-        """`params` are the program's; `entropy` keeps that of every token's distribution.
+        """Args:
+          params: the program's.
+          entropy: whether to keep that of every token's distribution.
+          kv_bytes: of the models' KV tables together, if they shall be smaller than all requests could need: then a
+            model may have to read a request again that had to make room for others. `config.pages` has one for each
+            model.
 
         Raises:
           UserError: a program that contradicts itself or needs another number of models, or sizes that cannot be.
         """
         bucketing.check(config.max_rows, config.prefill_chunk)
-        _check(models, program)
+        _check(models, program, config)
         self.program, self.config = program, config
         self.fleet = Fleet(tuple(model.cfg for model in models), program)
         adapters = tuple(model.adapters for model in models)
@@ -86,23 +94,23 @@ class RoutedEngine:
         chunk = min(config.prefill_chunk, config.max_length)
         self.plan = fused.plan(self.fleet, config.max_rows, chunk, config.block)
         self.schedule = _eager(self.plan)
+        # a request may go back by any number of tokens, so that windowed layers keep all pages too
         length = config.max_length + len(program.score_tokens)
-        # a request may go back by any number of tokens, so that no layer may write over what its window has left
-        windows = [0 for model in models for _ in model.cfg.kinds]
-        sizes = dict(slots=config.max_rows, length=length, page_size=config.page_size, chunk=chunk)
-        pages = config.pages or pages_for(windows, **sizes)
-        self.slots = Slots(windows, pages=pages, **sizes)
+        most = config.max_rows * -(-length // config.page_size)
+        pages = config.pages or (most,) * len(models)
+        if kv_bytes is not None:
+            pages = pages_within(kv_bytes, [_page_bytes(model, config.page_size) for model in models], most)
+        self.lodging = Lodging(pages, slots=config.max_rows, length=length, page_size=config.page_size)
         dtype = jnp.result_type(*(_dtype(model.params) for model in models))
         sizes = dict(length=config.max_length, vocab=self.fleet.vocab, dtype=dtype)
         self._depart = Departures(program, self.weights.program, **sizes, entropy=entropy)
         has = any(each is not None for each in adapters)
         kept = dict(models=len(models), experts=has, journey=self._depart.empty(config.max_rows))
         self._table = new_table(config.max_rows, config.max_length, **kept)
-        self._memories, self._kinds = (), np.cumsum([0, *(len(model.cfg.kinds) for model in models)])
-        for i, model in enumerate(models):
-            at = dict(page_size=config.page_size, dtype=_dtype(model.params))
-            own = tuple(pages[self._kinds[i] : self._kinds[i + 1]])
-            self._memories += (new_memory(model.cfg, config.max_rows, length, pages=own, **at),)
+        self._memories = ()
+        for model, count in zip(models, pages, strict=True):
+            own = dict(pages=(count,) * len(model.cfg.kinds), page_size=config.page_size, dtype=_dtype(model.params))
+            self._memories += (new_memory(model.cfg, config.max_rows, length, **own),)
         self._waiting: collections.deque[tuple[int, Request]] = collections.deque()
         self._running: dict[int, _Running] = {}
         self._ids = itertools.count()
@@ -122,7 +130,13 @@ class RoutedEngine:
 
     def warm_up(self, progress: Callable[..., Iterable] = lambda programs, **_: programs) -> None:
         """Compiles everything; `progress` may wrap the iteration to show how far it is (tqdm does)."""
-        programs = (lambda: self._depart(0, 1, {}), lambda: self._enter, lambda: self._stop, lambda: self._step)
+        programs = (
+            lambda: self._depart(0, 1, {}),
+            lambda: self._enter,
+            lambda: self._settle,
+            lambda: self._stop,
+            lambda: self._step,
+        )
         for program in progress(programs, total=len(programs)):
             program()
 
@@ -136,7 +150,8 @@ class RoutedEngine:
             raise UserError("time: got an engine with requests, expected an idle one: its slots are needed")
         counts, seconds = self.counts, []
         context = min(context, self.config.max_length - 1)
-        row = self._entry(Request(prompt=[0] * context), np.zeros((self._kinds[-1], self.slots.width), np.int32))
+        request, nobody = Request(prompt=[0] * context), Guest(0, 0, [[] for _ in self._memories])
+        row = self._entry(request, self._journey(request), nobody)
         for slot in range(self.config.max_rows):
             self._memories, self._table = self._enter(self._memories, self._table, np.int32(slot), row)
         for choice, (run, bucket) in enumerate(self.plan.choices):
@@ -178,7 +193,7 @@ class RoutedEngine:
             got = request.adapter or request.route
             raise UserError(f"adapter: got {got!r}, expected none: the routing program chooses the adapters")
         knob_values(self.program, request.knobs)
-        self.slots.check(self._room(request))
+        self.lodging.check(self._room(request))
         number = next(self._ids)
         self._waiting.append((number, request))
         return number
@@ -188,7 +203,7 @@ class RoutedEngine:
         self._waiting = collections.deque(item for item in self._waiting if item[0] != number)
         if number in self._running:
             mask = np.zeros(self.config.max_rows, bool)
-            mask[self._running[number].lease.slot] = True
+            mask[self._running[number].guest.slot] = True
             self._table = self._stop(self._table, mask)
             self._retire(self._running[number])
 
@@ -204,7 +219,7 @@ class RoutedEngine:
             for id, request in self._waiting
         )
         if number in self._running:
-            slot, journey = self._running[number].lease.slot, self._table.journey
+            slot, journey = self._running[number].guest.slot, self._table.journey
             new = {name: journey.knobs[name].at[slot].set(values[name]) for name in knobs}
             journey = dataclasses.replace(journey, knobs=journey.knobs | new)
             self._table = dataclasses.replace(self._table, journey=journey)
@@ -216,6 +231,7 @@ class RoutedEngine:
             return []
         news = self._run(self.block, leave=bool(self._waiting))
         events = [self._event(running, news) for running in list(self._running.values())]
+        self._rehouse(news)
         return [event for event in events if event]
 
     def run(self, requests: Sequence[Request]) -> list[Event]:
@@ -223,32 +239,58 @@ class RoutedEngine:
         return gather(self.step, [self.submit(request) for request in requests])
 
     def _admit(self) -> None:
-        while self._waiting and self.slots.free:
+        """Seats requests for as long as the models that run first have pages; other models' come in time."""
+        while self._waiting and self.lodging.free:
             number, request = self._waiting[0]
-            lease = self.slots.lease((), self._room(request))
-            if lease is None:
+            guest, journey = self.lodging.seat(self._room(request)), self._journey(request)
+            turn = jax.device_get(journey.turn)
+            first = self.fleet.readers(next(run for run in self.plan.runs if at(turn, run)))
+            if not all(self.lodging.lodge(guest, model) for model in first) and self._running:
+                self.lodging.give_back(guest)
                 return
+            for model in range(len(self._memories)):
+                self.lodging.lodge(guest, model)
             self._waiting.popleft()
-            self._running[number] = _Running(number, request, lease, len(request.prompt))
-            row = self._entry(request, lease.tables)
-            self._memories, self._table = self._enter(self._memories, self._table, np.int32(lease.slot), row)
+            self._running[number] = _Running(number, request, guest, len(request.prompt))
+            row = self._entry(request, journey, guest)
+            self._memories, self._table = self._enter(self._memories, self._table, np.int32(guest.slot), row)
+
+    def _rehouse(self, news: _News) -> None:
+        """Finds pages for those whose next run lacks them."""
+        guests = [running.guest for running in self._running.values()]
+        needs = [self.fleet.readers(self.plan.runs[news.awaits[guest.slot]]) for guest in guests]
+        for guest in self.lodging.rehouse(guests, needs):
+            given = self._lodged(guest), tuple(self.lodging.tables(guest))
+            self._memories, self._table = self._settle(self._memories, self._table, np.int32(guest.slot), *given)
+
+    def _lodged(self, guest: Guest) -> np.ndarray:
+        return np.array([guest.lodged(model) for model in range(len(self._memories))])
 
     def _room(self, request: Request) -> int:
         return len(request.prompt) + request.max_new_tokens + len(self.program.score_tokens)
 
-    def _entry(self, request: Request, tables: np.ndarray) -> Entry:
-        journey = self._depart(request.seed, len(request.prompt), request.knobs)
-        experts = None
+    def _journey(self, request: Request) -> Journey:
+        return self._depart(request.seed, len(request.prompt), request.knobs)
+
+    def _entry(self, request: Request, journey: Journey, guest: Guest) -> Entry:
+        journey, experts = dataclasses.replace(journey, lodged=self._lodged(guest)), None
         if self._table.experts is not None:
             experts = np.full(self.config.max_length, int(journey.turn.adapter), np.int32)
         row = entry(self.config, request, anchor=[0] * len(self._memories), experts=experts, journey=journey)
-        return Entry(row, tuple(np.split(tables, self._kinds[1:-1])))
+        return Entry(row, tuple(self.lodging.tables(guest)))
 
     @functools.cached_property
     def _enter(self) -> jax.stages.Compiled:
-        row = self._entry(Request(prompt=[0]), np.zeros((self._kinds[-1], self.slots.width), np.int32))
+        request, nobody = Request(prompt=[0]), Guest(0, 0, [[] for _ in self._memories])
+        row = self._entry(request, self._journey(request), nobody)
         lowered = jax.jit(enter, donate_argnums=(0, 1)).lower(self._memories, self._table, np.int32(0), row)
         return lowered.compile()
+
+    @functools.cached_property
+    def _settle(self) -> jax.stages.Compiled:
+        nobody = Guest(0, 0, [[] for _ in self._memories])
+        given = np.int32(0), self._lodged(nobody), tuple(self.lodging.tables(nobody))
+        return jax.jit(settle, donate_argnums=(0, 1)).lower(self._memories, self._table, *given).compile()
 
     @functools.cached_property
     def _stop(self) -> jax.stages.Compiled:
@@ -264,7 +306,7 @@ class RoutedEngine:
     def _run(self, steps: int, *, leave: bool = False, forced: int = fused.NONE) -> _News:
         told = np.zeros(self.config.max_rows, np.int32)
         for running in self._running.values():
-            told[running.lease.slot] = running.sent
+            told[running.guest.slot] = running.sent
         begun = time.perf_counter()
         self._memories, self._table, news = self._step(
             self.weights,
@@ -283,7 +325,7 @@ class RoutedEngine:
         return news
 
     def _event(self, running: _Running, news: _News) -> Event | None:
-        slot = running.lease.slot
+        slot = running.guest.slot
         count = min(int(news.final[slot]) - running.sent, news.columns["tokens"].shape[1])
         running.sent += count
         told = {name: column[slot, :count].tolist() for name, column in news.columns.items()}
@@ -304,18 +346,20 @@ class RoutedEngine:
 
     def _retire(self, running: _Running) -> None:
         del self._running[running.id]
-        self.slots.give_back(running.lease)
+        self.lodging.give_back(running.guest)
 
 
 def _look(plan: Plan, weights, schedule, memories, table: RequestTable, told: Int[Array, "S"], steps, leave, forced):
     """A super-step, and of every slot the final tokens from `told` on."""
     memories, table, counts = super_step(plan, weights, schedule, memories, table, steps, leave, forced)
     width, most = 2 * plan.steps + plan.fleet.program.draft, table.tokens.shape[1]
-    at = jnp.arange(told.shape[0])[:, None], jnp.minimum(told[:, None] + jnp.arange(width), most - 1)
+    cells = jnp.arange(told.shape[0])[:, None], jnp.minimum(told[:, None] + jnp.arange(width), most - 1)
     columns = dict(tokens=table.tokens, logprobs=table.logprobs, writers=table.journey.writers)
     columns |= dict(adapters=table.experts, entropy=table.journey.entropy)
-    columns = {name: column[at] for name, column in columns.items() if column is not None}
-    return memories, table, _News(columns, table.length - table.journey.turn.hold, table.active, counts)
+    columns = {name: column[cells] for name, column in columns.items() if column is not None}
+    turn = table.journey.turn
+    awaits = jnp.argmax(jnp.stack([at(turn, run) for run in plan.runs]), axis=0)
+    return memories, table, _News(columns, table.length - turn.hold, table.active, awaits, counts)
 
 
 def _eager(plan: Plan) -> Schedule:
@@ -324,17 +368,25 @@ def _eager(plan: Plan) -> Schedule:
     return Schedule(np.ones(len(plan.runs), np.int32), np.float32(np.inf), tokens)
 
 
-def _check(models: Sequence[Model], program: Program) -> None:
+def _check(models: Sequence[Model], program: Program, config: EngineConfig) -> None:
     check_program(program)
     name = type(program).__name__
     if len(models) != program.models:
         raise UserError(f"models: got {len(models)}, expected {program.models}: {name} routes between that many")
+    if config.pages is not None and len(config.pages) != len(models):
+        raise UserError(f"pages: got {len(config.pages)}, expected {len(models)}, one for each model")
     for i, model in enumerate(models):
         if model.adapters is not None and model.adapters.bank.gates:
             raise UserError(
                 f"models[{i}]: got experts with gates, expected plain ones: a routed request takes tokens back, which "
                 "the state of a gate cannot follow yet"
             )
+
+
+def _page_bytes(model: Model, page_size: int) -> int:
+    cfg = model.cfg
+    rows = kv_rows(cfg, (1,) * len(cfg.kinds), page_size)
+    return rows * 2 * cfg.kv_width * _dtype(model.params).itemsize
 
 
 def _dtype(params: Params) -> jnp.dtype:

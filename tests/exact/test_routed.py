@@ -53,6 +53,7 @@ SIZES = {
     "alone": dict(max_rows=1, page_size=16, prefill_chunk=64, block=1),
     "odd": dict(max_rows=3, page_size=3, prefill_chunk=7, block=5),
     "crowd": dict(max_rows=9, page_size=4, prefill_chunk=40, block=64),
+    "tight": dict(max_rows=4, page_size=4, prefill_chunk=16, block=3, pages=(18, 9)),
 }
 
 
@@ -95,6 +96,14 @@ def test_no_policy_order_or_share_changes_a_token(engine, data):
         else:
             assert i in gone
             assert given[number] == want.tokens[: len(given[number])]
+
+
+def test_under_pressure_pages_are_taken_and_nothing_is_lost():
+    engine = routed.engine(R2R_PROGRAM, **SIZES["tight"])
+    asked, answers = zip(*(drawn(0, i, 0.465) for i in range(8)), strict=True)
+    for event, want in zip(engine.run(asked), answers, strict=True):
+        same(event, want)
+    assert engine.lodging.evictions > 0
 
 
 @pytest.mark.parametrize("writer", [0, 1])
