@@ -9,6 +9,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from molora_jax.engine import policy
 from molora_jax.engine.buckets import Bucket
@@ -31,15 +32,28 @@ class Plan:
       fleet: the models and their program.
       choices: the runs there are, each in each of its buckets; a run's buckets stand together, by rows, then tokens.
       steps: most runs between two looks of the host.
+      patient: whether to wait for thresholds although nobody else is ready: other devices may bring more requests.
     """
 
     fleet: Fleet
     choices: tuple[tuple[Run, Bucket], ...]
     steps: int
+    patient: bool = False
 
     @property
     def runs(self) -> tuple[Run, ...]:
+        """Those that are run here, in the order of the program's."""
+        return tuple(dict.fromkeys(run for run, _ in self.choices))
+
+    @property
+    def known(self) -> tuple[Run, ...]:
+        """All that the program may ask for, on whatever device."""
         return self.fleet.program.runs
+
+    @property
+    def own(self) -> tuple[int, ...]:
+        """Where those that are run here stand among them."""
+        return tuple(self.known.index(run) for run in self.runs)
 
     def buckets(self, run: Run) -> tuple[Bucket, ...]:
         return tuple(bucket for each, bucket in self.choices if each == run)
@@ -65,6 +79,17 @@ def plan(fleet: Fleet, max_rows: int, chunk: int, steps: int) -> Plan:
     return Plan(fleet, tuple(choices), steps)
 
 
+def part(plan: Plan, model: int) -> list[int]:
+    """Which choices are one model's."""
+    return [i for i, (run, _) in enumerate(plan.choices) if run.model == model]
+
+
+def alone(plan: Plan, model: int) -> Plan:
+    """One model's part of a plan, for a device of its own."""
+    choices = tuple(plan.choices[i] for i in part(plan, model))
+    return dataclasses.replace(plan, choices=choices, patient=True)
+
+
 def _tile(rows: int, tokens: int) -> int:
     """Tokens of a row that attend together: about as many as a row has."""
     return min(-(-tokens // rows), 16)
@@ -78,10 +103,10 @@ def longest(fleet: Fleet, run: Run) -> int:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """How the policy decides; may change from call to call. Q runs, P choices.
+    """How the policy decides; may change from call to call. Q runs that the program knows, P choices.
 
     Attributes:
-      thresholds: B of each run (`engine.policy`).
+      thresholds: B of each run (`engine.policy`), wherever it is run.
       max_wait: modelled seconds after which a run waits no longer for its threshold.
       seconds: that each choice takes, as measured at warm-up.
     """
@@ -89,6 +114,12 @@ class Schedule:
     thresholds: Int[Array, "Q"]
     max_wait: Float[Array, ""]
     seconds: Float[Array, "P"]
+
+
+def eager(plan: Plan) -> Schedule:
+    """Nobody waits, and every choice takes as long as it has tokens, until it is measured."""
+    tokens = np.array([bucket.tokens for _, bucket in plan.choices], np.float32)
+    return Schedule(np.ones(len(plan.known), np.int32), np.float32(np.inf), tokens)
 
 
 @jax.tree_util.register_dataclass
@@ -111,7 +142,7 @@ class Counts:
 
     @classmethod
     def zero(cls, plan: Plan) -> "Counts":
-        P, Q = len(plan.choices), len(plan.runs)
+        P, Q = len(plan.choices), len(plan.known)
         zeros = lambda *shape: jnp.zeros(shape, jnp.int32)
         return cls(zeros(P), zeros(P), zeros(P), zeros(Q, Q + 1), zeros(Q, Q + 1))
 
@@ -119,12 +150,16 @@ class Counts:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Loop:
-    """Carry of the outer loop; `choice` is what is to be run now, or `NONE`, for `rows` out of `batch`."""
+    """Carry of the outer loop; `choice` is what is to be run now, or `NONE`, for `rows` out of `batch`.
+
+    `left` are those of the last batch who were not served yet: it goes on with them, or, if there are none, anew.
+    """
 
     step: Int[Array, ""]
     choice: Int[Array, ""]
     rows: Int[Array, "S"]
     batch: Bool[Array, "S"]
+    left: Bool[Array, "S"]
     memories: tuple[Memory, ...]
     table: RequestTable
     counts: Counts
@@ -139,16 +174,24 @@ def super_step(
     steps: Int[Array, ""],
     leave: Bool[Array, ""],
     forced: Int[Array, ""],
-) -> tuple[tuple[Memory, ...], RequestTable, Counts]:
+    batch: Bool[Array, "S"],
+) -> tuple[tuple[Memory, ...], RequestTable, Counts, Bool[Array, "S"]]:
     """Up to `steps` runs of whichever models the policy picks.
 
-    Returns early when nobody waits for anything, or, if `leave`, as soon as a request has ended: others wait for its
-    slot. A `forced` choice other than `NONE` is the first, whatever the policy says, with the first slots: to time it.
+    Returns early when nobody is to be run, or, if `leave`, as soon as a request has ended or gone to a model that is
+    not run here: others wait for its slot, or it for them. A `forced` choice other than `NONE` is the first, whatever
+    the policy says, with the first slots: to time it.
+
+    Args:
+      batch: slots that an earlier call has launched a run for, and not served yet.
+
+    Returns:
+      The memories and the table, what was done, and the batch that is left.
     """
-    begun = table.active
+    begun = waiting(plan, table)
 
     def go_on(loop: _Loop) -> Bool[Array, ""]:
-        return (loop.choice != NONE) & (loop.step < steps) & ~(leave & jnp.any(begun & ~loop.table.active))
+        return (loop.choice != NONE) & (loop.step < steps) & ~(leave & jnp.any(begun & ~waiting(plan, loop.table)))
 
     def step(loop: _Loop) -> _Loop:
         for index in range(len(plan.choices)):
@@ -156,14 +199,20 @@ def super_step(
             run = functools.partial(_once, plan, weights, schedule, index)
             loop = jax.lax.while_loop(here, run, loop)
         choice, rows, batch = choose(plan, schedule, loop.table, loop.batch)
-        return dataclasses.replace(loop, step=loop.step + 1, choice=choice, rows=rows, batch=batch)
+        return dataclasses.replace(loop, step=loop.step + 1, choice=choice, rows=rows, batch=batch, left=loop.batch)
 
-    choice, rows, batch = choose(plan, schedule, table, jnp.zeros_like(table.active))
+    left = batch
+    choice, rows, batch = choose(plan, schedule, table, left)
     rows = jnp.where(forced == NONE, rows, jnp.arange(rows.shape[0], dtype=jnp.int32))
     choice = jnp.where(forced == NONE, choice, forced)
-    loop = _Loop(jnp.int32(0), choice, rows, batch, memories, table, Counts.zero(plan))
+    loop = _Loop(jnp.int32(0), choice, rows, batch, left, memories, table, Counts.zero(plan))
     loop = jax.lax.while_loop(go_on, step, loop)
-    return loop.memories, loop.table, loop.counts
+    return loop.memories, loop.table, loop.counts, loop.left & waiting(plan, loop.table)
+
+
+def waiting(plan: Plan, table: RequestTable) -> Bool[Array, "S"]:
+    """Which slots have a request that is to be run here."""
+    return table.active & functools.reduce(jnp.logical_or, [at(table.journey.turn, run) for run in plan.runs])
 
 
 def choose(
@@ -176,8 +225,12 @@ def choose(
     waits = jnp.stack([table.active & at(table.journey.turn, run) & _lodged(plan, run, table) for run in plan.runs])
     waited = table.journey.waited
     oldest = jnp.max(jnp.where(waits, waited, 0), axis=1)
-    thresholds = policy.clamp(schedule.thresholds, jnp.sum(table.active))
-    picked = policy.pick(jnp.sum(waits, axis=1), oldest, thresholds, schedule.max_wait)
+    thresholds = policy.clamp(schedule.thresholds, jnp.sum(table.active))[jnp.array(plan.own)]
+    count = jnp.sum(waits, axis=1)
+    if plan.patient:
+        ready = policy.ready(jnp.arange(len(plan.runs)), count, oldest, thresholds, schedule.max_wait)
+        count = jnp.where(ready, count, 0)
+    picked = policy.pick(count, oldest, thresholds, schedule.max_wait)
     left = waits & batch
     picked = jnp.where(jnp.any(left), jnp.argmax(jnp.any(left, axis=1)), picked)
     batch = jnp.where(jnp.any(left), left, waits)[jnp.maximum(picked, 0)]
@@ -213,15 +266,14 @@ def _fill(plan: Plan, schedule: Schedule, run: Run, table: RequestTable, batch: 
 def _once(plan: Plan, weights: Weights, schedule: Schedule, index: int, loop: _Loop) -> _Loop:
     """The run of one choice."""
     run, bucket = plan.choices[index]
-    run, bucket = plan.choices[index]
     rows = loop.rows[: bucket.rows]
     slot = jnp.maximum(rows, 0)
     before, need = loop.table, jnp.where(rows >= 0, unread(plan.fleet, run, loop.table, slot), 0)
     memories, table, ready = perform(plan.fleet, run, bucket, weights, loop.memories, before, rows)
     table = _aged(table, rows, ready, schedule.seconds[index])
-    reaches = jnp.stack([at(table.journey.turn, each)[slot] for each in plan.runs])
-    to = jnp.where(table.active[slot], jnp.argmax(reaches, axis=0), len(plan.runs))
-    origin = plan.runs.index(run)
+    reaches = jnp.stack([at(table.journey.turn, each)[slot] for each in plan.known])
+    to = jnp.where(table.active[slot], jnp.argmax(reaches, axis=0), len(plan.known))
+    origin = plan.known.index(run)
     counts = loop.counts
     counts = Counts(
         runs=counts.runs.at[index].add(1),

@@ -91,19 +91,27 @@ class Departures:
     dtype: np.dtype
     entropy: bool
 
+    @property
+    def _depart(self):
+        sizes = dict(length=self.length, vocab=self.vocab, dtype=self.dtype, entropy=self.entropy)
+        return functools.partial(depart, self.program, **sizes)
+
+    @property
+    def _example(self):
+        return self.params, knob_values(self.program, {}), np.uint32(0), np.int32(1)
+
     @functools.cached_property
     def _compiled(self):
-        sizes = dict(length=self.length, vocab=self.vocab, dtype=self.dtype, entropy=self.entropy)
-        run = jax.jit(functools.partial(depart, self.program, **sizes))
-        return run.lower(self.params, knob_values(self.program, {}), np.uint32(0), np.int32(1)).compile()
+        return jax.jit(self._depart).lower(*self._example).compile()
 
     def __call__(self, seed: int, prompt: int, knobs: Mapping[str, float]) -> Journey:
         """Raises `UserError` for a knob that the program does not have."""
         return self._compiled(self.params, knob_values(self.program, knobs), np.uint32(seed), np.int32(prompt))
 
     def empty(self, slots: int) -> Journey:
-        """The journeys of `slots` free slots."""
-        return jax.tree.map(lambda leaf: jnp.zeros((slots, *leaf.shape), leaf.dtype), self(0, 1, {}))
+        """The journeys of `slots` free slots; compiles nothing."""
+        shapes = jax.eval_shape(self._depart, *self._example)
+        return jax.tree.map(lambda leaf: jnp.zeros((slots, *leaf.shape), leaf.dtype), shapes)
 
 
 def at(turn: Turn, run: Run) -> Array:

@@ -136,6 +136,11 @@ def enter(
     return tuple(map(give, memories, entry.tables)), table
 
 
+def without_drafts(table: RequestTable) -> RequestTable:
+    """The table, or a row of it, without the logits of drafts, which are most of its bytes."""
+    return dataclasses.replace(table, journey=dataclasses.replace(table.journey, drafts=None))
+
+
 def stop(table: RequestTable, slots: Bool[Array, "S"]) -> RequestTable:
     """Ends the requests in `slots` where they stand."""
     return dataclasses.replace(table, active=table.active & ~slots)

@@ -1,5 +1,7 @@
 """Every program, with parameters and hooks' inputs of a vocabulary of 12 and a width of 4."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -89,6 +91,7 @@ def name(program: Program) -> str:
     return "-".join([type(program).__name__, *kind])
 
 
+@functools.cache
 def params(program: Program):
     """Parameters of any program: each takes what it knows."""
     rng = np.random.default_rng(0)
