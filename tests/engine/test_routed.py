@@ -131,7 +131,7 @@ def test_times_are_measured_and_thresholds_follow_from_them(engine):
 def test_no_kv_table_is_copied():
     cfg, params = fakes.weights("gemma3", unrolled=False)
     row = 4 * 2 * cfg.kv_width
-    pages = (32 * MEGABYTE // (row * 16 * cfg.layers),) * (2 * len(cfg.kinds))
+    pages = (32 * MEGABYTE // (row * 16 * cfg.layers),) * 2
     config = EngineConfig(max_rows=3, max_length=64, prefill_chunk=32, block=4, pages=pages)
     engine = RoutedEngine([Model(cfg, params)] * 2, Bernoulli(), config=config)
     assert engine.kv_bytes > 60 * MEGABYTE
@@ -144,6 +144,8 @@ def test_no_kv_table_is_copied():
 def test_bad_requests_get_one_line(engine, models):
     with pytest.raises(UserError, match="models: got 2, expected 3"):
         RoutedEngine(models, ModelEnsemble(), config=CONFIG)
+    with pytest.raises(UserError, match="pages: got 3, expected 2, one for each model"):
+        RoutedEngine(models, Bernoulli(), config=dataclasses.replace(CONFIG, pages=(9, 9, 9)))
     with pytest.raises(UserError, match="knob treshold: Bernoulli has no such knob, expected one of: share"):
         engine.submit(Request(prompt=[1], max_new_tokens=3, knobs=dict(treshold=1)))
     with pytest.raises(UserError, match="adapter: got 'poet', expected none"):
