@@ -41,7 +41,7 @@ class Base:
       steps: updates.
       rows: rows of `LENGTH` tokens in a batch.
       rate: peak learning rate of AdamW.
-      warmup: steps of its linear rise, after which it falls linearly.
+      warmup, fall: steps of its linear rise in the beginning and its linear fall in the end.
       decay: weight decay.
       prompt_weight: of the loss on prompts, whose tokens are mostly drawn at random.
       seed: of the parameters, the stream and its order.
@@ -56,6 +56,7 @@ class Base:
     rows: int = 8
     rate: float = 4e-3
     warmup: int = 200
+    fall: int = 1000
     decay: float = 0.01
     prompt_weight: float = 0.1
     seed: int = 0
@@ -82,8 +83,8 @@ class Base:
 
 
 BASES = {
-    "small": Base(width=64, layers=4, mlp_width=160, heads=4, steps=6000),
-    "large": Base(width=128, layers=5, mlp_width=384, heads=4, steps=9000),
+    "small": Base(width=64, layers=3, mlp_width=160, heads=4, steps=5000),
+    "large": Base(width=128, layers=5, mlp_width=320, heads=4, steps=5000),
 }
 
 
@@ -108,7 +109,10 @@ def pretrain(base: Base, *, folder: Path | None = None, progress: bool = True) -
 
 def _trainer(base: Base, cfg: ModelConfig, params: Params) -> Trainer:
     group = Group(name="all", paths=("params.*",), rate=base.rate, decay=base.decay)
-    schedule = Schedule(shape="linear", steps=base.steps, warmup=min(base.warmup, base.steps - 1), end=0.02)
+    fall = min(base.fall, base.steps)
+    warmup = min(base.warmup, base.steps - fall)
+    hold = base.steps - warmup - fall
+    schedule = Schedule(shape="linear", steps=base.steps, warmup=warmup, hold=hold, end=0.02)
     config = OptimiserConfig(groups=(group,), schedule=schedule, b2=0.98)
     return Trainer({"params": params}, functools.partial(_loss, cfg), config, seed=base.seed)
 
