@@ -21,7 +21,7 @@ def handoff(bench, models: Sequence[Model], contexts: Sequence[int], repeats: in
     A hand-off is a run of the large model that catches up on `SUFFIX` tokens, less a run in the same context that reads
     one. Beside it: finishing the request, and submitting it anew to a server with a prefix cache.
     """
-    config = EngineConfig(max_rows=1, max_length=max(contexts) + 8 * SUFFIX, prefill_chunk=64, block=1)
+    config = EngineConfig(max_rows=1, max_length=max(contexts) + 64, page_size=64, prefill_chunk=64, block=1)
     engine = RoutedEngine(models, Bernoulli(), config=config)
     server = Engine(models[LARGE].cfg, models[LARGE].params, config)
     server.warm_up()

@@ -11,7 +11,7 @@ import numpy as np
 from molora_jax.config import UserError
 from molora_jax.engine import buckets as bucketing
 from molora_jax.engine.blueprint import Blueprint
-from molora_jax.engine.fused import Counts, eager
+from molora_jax.engine.fused import Counts, ModelUsage, eager
 from molora_jax.engine.journey import Journey
 from molora_jax.engine.lodging import Guest
 from molora_jax.engine.request import EngineConfig, Event, Request, check, entry, gather
@@ -58,6 +58,11 @@ class Front:
     def busy(self) -> bool:
         """Whether any request waits or runs."""
         return bool(self._waiting or self._running)
+
+    @property
+    def usage(self) -> list[ModelUsage]:
+        """What each model has done so far; of fused runs, the last one."""
+        return [ModelUsage.of(self.plan, self.counts, model) for model in range(len(self.fleet.cfgs))]
 
     def submit(self, request: Request) -> int:
         """Queues a request; its number comes back in the events of `step`.

@@ -147,6 +147,29 @@ class Counts:
         return cls(zeros(P), zeros(P), zeros(P), zeros(Q, Q + 1), zeros(Q, Q + 1))
 
 
+@dataclasses.dataclass(frozen=True)
+class ModelUsage:
+    """What one model has done.
+
+    Attributes:
+      runs: times that it ran.
+      rows, read: requests and tokens in all of them together.
+      padding: tokens that its buckets had room for, over those read.
+    """
+
+    runs: int
+    rows: int
+    read: int
+    padding: float
+
+    @classmethod
+    def of(cls, plan: Plan, counts: Counts, model: int) -> "ModelUsage":
+        own = [i for i, (run, _) in enumerate(plan.choices) if run.model == model]
+        room = sum(int(counts.runs[i]) * plan.choices[i][1].tokens for i in own)
+        runs, rows, read = (int(column[own].sum()) for column in (counts.runs, counts.rows, counts.read))
+        return cls(runs, rows, read, room / max(read, 1))
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Loop:

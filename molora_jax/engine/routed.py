@@ -47,10 +47,13 @@ class RoutedEngine(Front):
         *,
         entropy: bool = False,
         kv_bytes: int | None = None,
+        tune_every: int = 0,
     ):
         """Args:
           params: the program's.
           entropy: whether to keep that of every token's distribution.
+          tune_every: looks of the host after which the thresholds are chosen anew, from how requests have moved lately;
+            0 leaves them to `tune`.
           kv_bytes: of the models' KV tables together, if they shall be smaller than all requests could need: then a
             model may have to read a request again that had to make room for others. `config.pages` has one for each
             model.
@@ -67,7 +70,8 @@ class RoutedEngine(Front):
         self.weights = Weights(tuple(model.params for model in models), adapters, params or {})
         self._table = self.blueprint.table(self._depart)
         self._memories = tuple(self.blueprint.memory(i) for i in range(len(models)))
-        self.block = config.block
+        self.block, self._tune_every = config.block, tune_every
+        self._lately = self.counts  # each time the thresholds are chosen anew, the past counts half
 
     @property
     def kv_bytes(self) -> int:
@@ -94,7 +98,7 @@ class RoutedEngine(Front):
         """
         if self.busy:
             raise UserError("time: got an engine with requests, expected an idle one: its slots are needed")
-        counts, seconds = self.counts, []
+        counts, lately, seconds = self.counts, self._lately, []
         context = min(context, self.config.max_length - 1)
         request = Request(prompt=[0] * context)
         row = self._entry(request, self._journey(request), self._nobody)
@@ -105,7 +109,7 @@ class RoutedEngine(Front):
             seconds.append(min(self._timed(choice, context, unread) for _ in range(repeats)))
         nothing = min(self._timed(fused.NONE, context, 1) for _ in range(repeats))
         self._table = self._stop(self._table, np.ones(self.config.max_rows, bool))
-        self.counts, self.looks, self.seconds = counts, 0, 0.0
+        self.counts, self._lately, self.looks, self.seconds = counts, lately, 0, 0.0
         measured = np.maximum(np.array(seconds) - nothing, 1e-6).astype(np.float32)
         self.schedule = dataclasses.replace(self.schedule, seconds=measured)
         return measured
@@ -121,10 +125,11 @@ class RoutedEngine(Front):
         return self.seconds - before
 
     def tune(self, requests: int | None = None) -> tuple[int, ...]:
-        """Sets the thresholds that promise most for `requests` at once, as they have moved so far."""
+        """Sets the thresholds that promise most for `requests` at once, as they have moved lately."""
         times = tuning.step_times(self.plan, self.schedule.seconds)
         options = range(1, self.config.max_rows + 1)
-        best = tuning.best(tuning.routing(self.counts), times, requests or self.config.max_rows, options)
+        best = tuning.best(tuning.routing(self._lately), times, requests or self.config.max_rows, options)
+        self._lately = jax.tree.map(lambda count: count // 2, self._lately)
         self.schedule = dataclasses.replace(self.schedule, thresholds=np.array(best, np.int32))
         return best
 
@@ -136,6 +141,8 @@ class RoutedEngine(Front):
         news = self._run(self.block, leave=bool(self._waiting))
         events = [self._told(running, news) for running in list(self._running.values())]
         self._rehouse(news)
+        if self._tune_every and self.looks % self._tune_every == 0:
+            self.tune(max(len(self._running), 1))
         return [event for event in events if event]
 
     def _lodge(self, guest: Guest, journey: Journey) -> bool:
@@ -216,7 +223,7 @@ class RoutedEngine(Front):
         news = jax.device_get(news)
         self.seconds += time.perf_counter() - begun
         self.looks += 1
-        self.counts = jax.tree.map(np.add, self.counts, news.counts)
+        self.counts, self._lately = (jax.tree.map(np.add, old, news.counts) for old in (self.counts, self._lately))
         return news
 
     def _told(self, running: Running, news: _News) -> Event | None:

@@ -128,6 +128,32 @@ def test_times_are_measured_and_thresholds_follow_from_them(engine):
     engine.schedule = dataclasses.replace(engine.schedule, thresholds=np.array([1, 1], np.int32))
 
 
+def test_thresholds_follow_the_requests_while_they_run(engine):
+    slow = np.where([run.model for run, _ in engine.plan.choices], 10.0, 1.0).astype(np.float32)
+    before, engine.schedule = engine.schedule, dataclasses.replace(engine.schedule, seconds=slow)
+    engine._tune_every = 2
+    asked = [request(i, 0.4) for i in range(5)]
+    for one in asked:
+        engine.submit(one)
+    chosen = []
+    while engine.busy:
+        engine.step()
+        chosen.append(engine.schedule.thresholds.tolist())
+    engine._tune_every, engine.schedule = 0, before
+    assert max(chosen)[1] > 1
+    assert chosen[-1] == [1, 1]  # of one request alone
+
+
+def test_usage_tells_what_each_model_did(engine):
+    before = engine.usage
+    engine.run([request(i, 0.4) for i in range(5)])
+    small, large = engine.usage
+    assert small.rows - before[0].rows == 5 * 16
+    assert 0 < large.rows - before[1].rows < 5 * 16
+    assert small.runs > before[0].runs
+    assert min(small.padding, large.padding) >= 1
+
+
 def test_no_kv_table_is_copied():
     cfg, params = fakes.weights("gemma3", unrolled=False)
     row = 4 * 2 * cfg.kv_width
