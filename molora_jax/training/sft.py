@@ -129,8 +129,11 @@ def batches(config: SFTConfig, held: list[Document]) -> Iterator[Batch]:
 
 
 def trainer(model: Model, adapter: Adapter, config: SFTConfig, place: Placement | None = None) -> Trainer:
-    """The step of such a run; the model's parameters are taken apart on a single CPU."""
-    unroll = place is None and jax.default_backend() == "cpu"
+    """The step of such a run; on a single CPU the model's parameters are taken apart, for adapters without gates.
+
+    The scans of a gate take half a minute to compile, which every unrolled layer would repeat.
+    """
+    unroll = place is None and jax.default_backend() == "cpu" and not adapter.gates
     groups = specialist.groups(adapter, rate=config.rate, gate_rate=config.gate_rate, decay=config.decay)
     return Trainer(
         specialist.tree(model.params, adapter, unroll=unroll),
