@@ -28,10 +28,12 @@ def default_dtype() -> str:
     return "float32" if jax.default_backend() == "cpu" else "bfloat16"
 
 
-def load(name: str, *, dtype: str | None = None) -> Model:
+def load(name: str, *, dtype: str | None = None, stacked: bool | None = None) -> Model:
     """Loads a local folder, a .gguf file, `testbed:small`, `testbed:large`, `pypi:PACKAGE` or a hub name.
 
-    Layers are unrolled on a CPU, where that decodes 1.4 to 2 × faster, and stacked elsewhere.
+    Args:
+      stacked: whether the layers lie in one array, which compiles 3 to 4 × faster. By default they are unrolled on a
+        CPU, where that decodes 1.4 to 2 × faster, and stacked elsewhere.
 
     Raises:
       UserError: no such model, or one that cannot be read.
@@ -41,5 +43,6 @@ def load(name: str, *, dtype: str | None = None) -> Model:
         raise UserError(f"dtype: got {dtype!r}, expected one of {', '.join(DTYPES)}")
     folder = resolve(name)
     tokenizer = Tokenizer.load(folder)
-    cfg, params = hf.load(folder, dtype=DTYPES[dtype], stacked=jax.default_backend() != "cpu")
+    stacked = jax.default_backend() != "cpu" if stacked is None else stacked
+    cfg, params = hf.load(folder, dtype=DTYPES[dtype], stacked=stacked)
     return Model(cfg, params, tokenizer)

@@ -30,6 +30,7 @@ class HeadConfig:
       top_k: `r2r`: how many of the highest logits it sees.
       blocks: `r2r`: residual blocks.
       expansion: `r2r`: width of a block's inner layer, in multiples of `width`.
+      outputs: `linear`: numbers it gives, one for each adapter of a gate that chooses among them.
     """
 
     kind: Literal["r2r", "mlp", "linear"]
@@ -38,6 +39,7 @@ class HeadConfig:
     top_k: int = 100
     blocks: int = 6
     expansion: int = 4
+    outputs: int = 1
 
     def __post_init__(self):
         if self.kind not in ("r2r", "mlp", "linear"):
@@ -87,7 +89,7 @@ class Head(nnx.Module):
             self.inner = Affine(cfg.width, cfg.width, rngs=rngs)
             self.output = Affine(cfg.width, 1, rngs=rngs)
         else:
-            self.output = Affine(cfg.hidden, 1, rngs=rngs)
+            self.output = Affine(cfg.hidden, cfg.outputs, rngs=rngs)
 
     def __call__(self, *features: Array) -> Float[Array, ""]:
         """The score, for a notebook; programs use `init` and `score`."""

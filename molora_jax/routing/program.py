@@ -182,6 +182,7 @@ class Program:
       score_tokens: what SCORE appends; empty scores after the last token itself.
       hidden_of: the model whose hidden states are the signal `hidden`; runs of others alone show zeros, for models
         differ in width.
+      below: whether `score` routes a token when it is under the threshold.
     """
 
     models: int = 2
@@ -193,6 +194,7 @@ class Program:
     draft: int = 0
     score_tokens: tuple[int, ...] = ()
     hidden_of: int = SMALL
+    below: bool = False
 
     @property
     def runs(self) -> tuple[Run, ...]:
@@ -213,6 +215,10 @@ class Program:
         self, params: Params, knobs: Params, state: State, model: Int[Array, ""], sig: Signals
     ) -> tuple[State, Decision]:
         """What happens after `model` has run."""
+        raise NotImplementedError
+
+    def score(self, params: Params, sig: Signals) -> Float[Array, ""]:
+        """Of a program that routes each token of one model by a number: what it compares with its knob `threshold`."""
         raise NotImplementedError
 
     def accept(self, params: Params, knobs: Params, state: State, draft: Draft, key: Array):

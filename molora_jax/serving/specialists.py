@@ -61,10 +61,19 @@ def load(
         raise UserError("router: got a prompt classifier, expected one for tokens: give each prompt its own adapter")
     if decides is not None:
         decides = decides.placed(library.slots(tuple(names)), slots)
-    return Experts(library, model.cfg.vocab, router=decides, rule=_rule(model, rule, names))
+    return Experts(library, model.cfg.vocab, router=decides, rule=read_rule(model, rule, names))
 
 
-def _rule(model: Model, items: Sequence[str], names: list[str]) -> dict[int, str | None]:
+def resident(experts: Experts | None) -> dict[str, int]:
+    """The slots of all experts, which are put into the bank for good; nothing without any."""
+    if experts is None:
+        return {}
+    names = experts.library.names
+    return dict(zip(names, experts.library.slots(names), strict=True))
+
+
+def read_rule(model: Model, items: Sequence[str], names: Sequence[str]) -> dict[int, str | None]:
+    """The expert of `names` (None: the base) that token ids call for; items as `load` takes them."""
     table: dict[int, str | None] = {}
     for item in items:
         name, where = _pair("rule", item, "name=from-to or name=<token>")

@@ -52,21 +52,21 @@ def generate(
     for i, prompt in enumerate(prompts):
         who = dict(adapter=prompt.adapter, route=prompt.route)
         requests.append(dataclasses.replace(template, prompt=encode(model, prompt), seed=template.seed + i, **who))
-    with _open(output) as sink:
+    with open_lines(output) as sink:
         engine = Engine(model.cfg, model.params, config, experts)
         texts = TextEngine(engine, model.tokenizer)
         numbers = [texts.submit(request, stop_strings) for request in requests]  # a wrong one ends here, at once
-        _say(f"{model.cfg.family} on {jax.default_backend()}, KV {engine.kv_bytes / 2**20:.0f} MiB")
+        say(f"{model.cfg.family} on {jax.default_backend()}, KV {engine.kv_bytes / 2**20:.0f} MiB")
         if experts:
             library = experts.library
-            _say(f"{len(library.names)} experts, bank of {library.spec.slots} slots, {library.bytes / 2**20:.1f} MiB")
+            say(f"{len(library.names)} experts, bank of {library.spec.slots} slots, {library.bytes / 2**20:.1f} MiB")
         with counted() as warm_up:
             engine.warm_up(functools.partial(tqdm.tqdm, desc="compiling", file=sys.stderr, leave=False))
         with counted() as later:
             _drive(texts, dict(zip(numbers, prompts, strict=True)), sink)
     slots = engine.slots
-    _say(f"{engine.usage} · KV pages shared {slots.hits}/{slots.looked_up}")
-    _say(f"{warm_up.programs} programs ready in {warm_up.seconds:.1f} s, {later.programs} compiled after warm-up")
+    say(f"{engine.usage} · KV pages shared {slots.hits}/{slots.looked_up}")
+    say(f"{warm_up.programs} programs ready in {warm_up.seconds:.1f} s, {later.programs} compiled after warm-up")
 
 
 def encode(model: Model, prompt: Prompt) -> list[int]:
@@ -131,7 +131,8 @@ def _write(sink: TextIO | None, index: int, answer: _Answer, finished: str) -> N
 
 
 @contextlib.contextmanager
-def _open(path: str | None) -> Iterator[TextIO | None]:
+def open_lines(path: str | None) -> Iterator[TextIO | None]:
+    """The file to write JSON lines to, None without a path."""
     if path is None:
         yield None
         return
@@ -143,5 +144,6 @@ def _open(path: str | None) -> Iterator[TextIO | None]:
         yield sink
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
+    """Tells what is going on, apart from what was asked for."""
     print(line, file=sys.stderr, flush=True)

@@ -3,7 +3,8 @@
 import dataclasses
 
 from molora_jax.engine.engine import Engine
-from molora_jax.engine.request import Request
+from molora_jax.engine.request import Event, Request
+from molora_jax.engine.routed import RoutedEngine
 from molora_jax.text.stream import TextStream
 from molora_jax.text.tokenizer import Tokenizer
 
@@ -17,7 +18,8 @@ class Piece:
       text: what can be shown now; whole characters only, nothing of a stop string.
       tokens, logprobs: the ids behind it and what came before, stop tokens included.
       finished: "stop", "length", or None while it goes on.
-      trace: as in `engine.request.Event`.
+      parts: the share of each token in `text`: "" for one that ends no character, or is a stop token.
+      trace, writers, adapters, entropy: as in `engine.request.Event`.
     """
 
     request: int
@@ -25,13 +27,17 @@ class Piece:
     tokens: list[int]
     logprobs: list[float] | None
     finished: str | None
+    parts: list[str]
     trace: list[list[str | None]] | None = None
+    writers: list[int] | None = None
+    adapters: list[int] | None = None
+    entropy: list[float] | None = None
 
 
 class TextEngine:
-    """Turns the events of an `Engine` into text, and ends requests at their stop strings."""
+    """Turns the events of an engine into text, and ends requests at their stop strings."""
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer):
+    def __init__(self, engine: Engine | RoutedEngine, tokenizer: Tokenizer):
         self.engine, self.tokenizer = engine, tokenizer
         self._streams: dict[int, TextStream] = {}
 
@@ -49,19 +55,23 @@ class TextEngine:
 
     def step(self) -> list[Piece]:
         """Runs the engine once."""
-        pieces = []
-        for event in self.engine.step():
-            stream, text, finished = self._streams[event.request], "", event.finished
-            ended_by_token = finished == "stop"
-            for token in event.tokens[:-1] if ended_by_token else event.tokens:
-                text += stream.push(token)
-            if stream.stopped:
-                if not finished:
-                    self.engine.abort(event.request)
-                finished = "stop"
-            elif finished:
-                text += stream.flush()
-            if finished:
-                del self._streams[event.request]
-            pieces.append(Piece(event.request, text, event.tokens, event.logprobs, finished, event.trace))
-        return pieces
+        return [self._piece(event) for event in self.engine.step()]
+
+    def _piece(self, event: Event) -> Piece:
+        stream, finished = self._streams[event.request], event.finished
+        ended_by_token = finished == "stop"
+        parts = [stream.push(token) for token in (event.tokens[:-1] if ended_by_token else event.tokens)]
+        if ended_by_token:
+            parts.append("")
+        if stream.stopped:
+            if not finished:
+                self.engine.abort(event.request)
+            finished = "stop"
+        rest = stream.flush() if finished else ""
+        if rest and parts:
+            parts[-1] += rest
+        if finished:
+            del self._streams[event.request]
+        kept = dict(trace=event.trace, writers=event.writers, adapters=event.adapters, entropy=event.entropy)
+        text = "".join(parts) if parts else rest
+        return Piece(event.request, text, event.tokens, event.logprobs, finished, parts, **kept)

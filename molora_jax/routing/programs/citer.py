@@ -19,8 +19,11 @@ class CITER(Program):
 
     signals = frozenset({"hidden"})
     knobs = {"threshold": 0.5}
+    below = True
+
+    def score(self, params, sig):
+        return heads.score(self.head, params["head"], sig.hidden)
 
     def step(self, params, knobs, state, model, sig):
-        will_do = heads.score(self.head, params["head"], sig.hidden)
-        route = (model == SMALL) & (will_do < knobs["threshold"])
+        route = (model == SMALL) & (self.score(params, sig) < knobs["threshold"])
         return state, select(route, decide(LARGE, drop=1, budget=1), decide(model))

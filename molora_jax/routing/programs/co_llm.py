@@ -19,7 +19,9 @@ class CoLLM(Program):
     signals = frozenset({"hidden"})
     knobs = {"threshold": 0.5}
 
+    def score(self, params, sig):
+        return heads.score(self.head, params["head"], sig.hidden)
+
     def step(self, params, knobs, state, model, sig):
-        assistant = heads.score(self.head, params["head"], sig.hidden)
-        route = (model == SMALL) & (assistant > knobs["threshold"])
+        route = (model == SMALL) & (self.score(params, sig) > knobs["threshold"])
         return state, select(route, decide(LARGE, drop=1, budget=1), decide(model))

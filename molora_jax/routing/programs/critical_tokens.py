@@ -30,7 +30,10 @@ class CriticalTokens(Program):
     def start(self, params, knobs, state):
         return state, decide(self.aligned)
 
+    def score(self, params, sig):
+        return heads.score(self.head, params["head"], sig.hidden)
+
     def step(self, params, knobs, state, model, sig):
-        critical = heads.score(self.head, params["head"], sig.hidden) >= knobs["threshold"]
+        critical = self.score(params, sig) >= knobs["threshold"]
         route = (model == self.aligned) & critical
         return state, select(route, decide(self.pretrained, drop=1, budget=1), decide(model))

@@ -22,8 +22,15 @@ class Deferral(Program):
     def signals(self):
         return frozenset({self.by})
 
+    @property
+    def below(self) -> bool:
+        return self.by != "entropy"
+
+    def score(self, params, sig):
+        return getattr(sig, self.by)
+
     def step(self, params, knobs, state, model, sig):
-        value = getattr(sig, self.by)
-        unsure = value > knobs["threshold"] if self.by == "entropy" else value < knobs["threshold"]
+        value = self.score(params, sig)
+        unsure = value < knobs["threshold"] if self.below else value > knobs["threshold"]
         handoff = decide(LARGE, drop=1, budget=jnp.maximum(knobs["budget"], 1))
         return state, select(unsure & (model == SMALL), handoff, decide(model))

@@ -24,8 +24,10 @@ class R2R(Program):
     def top_k(self) -> int:
         return self.head.top_k
 
-    def step(self, params, knobs, state, model, sig):
+    def score(self, params, sig):
         embedding = params["embedding"][sig.token]
-        score = heads.score(self.head, params["head"], sig.hidden, embedding, sig.top_k.values)
-        route = (model == SMALL) & (score >= knobs["threshold"])
+        return heads.score(self.head, params["head"], sig.hidden, embedding, sig.top_k.values)
+
+    def step(self, params, knobs, state, model, sig):
+        route = (model == SMALL) & (self.score(params, sig) >= knobs["threshold"])
         return state, select(route, decide(LARGE, drop=1, budget=1), decide(model))

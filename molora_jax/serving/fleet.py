@@ -1,0 +1,64 @@
+"""The models that requests are routed between, from what a user types: by name, or one with layers left out."""
+
+import re
+from collections.abc import Sequence
+
+from molora_jax.checkpoints import model as models
+from molora_jax.checkpoints.model import Model
+from molora_jax.config import UserError
+from molora_jax.models.depth import without_layers
+
+
+def load(
+    model: str | None,
+    names: Sequence[str],
+    drop_layers: Sequence[str],
+    *,
+    dtype: str | None = None,
+    stacked: bool | None = None,
+) -> list[Model]:
+    """The models from the quickest to the slowest, all of one vocabulary.
+
+    Args:
+      model: the slowest, alone or with `drop_layers`; else `names` are all of them.
+      drop_layers: a quicker model for each: `model` without the layers "FIRST-LAST", or "FIRST-LAST+FIRST-LAST".
+
+    Raises:
+      UserError: a flag that reads otherwise, a model that cannot be read, or tokenizers that differ.
+    """
+    if (model is None) == (not names) or (names and drop_layers):
+        raise UserError(
+            "models: got --model and --models, or neither, expected --model with --drop_layers, or --models"
+        )
+    if names:
+        return _one_vocabulary([models.load(name, dtype=dtype, stacked=stacked) for name in names], names)
+    left_out = [cuts(each) for each in drop_layers]
+    full = models.load(model, dtype=dtype, stacked=stacked)
+    return [*(_shallow(full, each) for each in left_out), full]
+
+
+def cuts(text: str) -> list[tuple[int, int]]:
+    """The runs of layers that "FIRST-LAST+FIRST-LAST" names, in ascending order."""
+    parts = [re.fullmatch(r"(\d+)(?:-(\d+))?", part) for part in text.split("+")]
+    if not all(parts):
+        raise UserError(f"drop_layers: got {text!r}, expected FIRST-LAST, as 12-17, or several with + between them")
+    return sorted((int(part[1]), int(part[2] or part[1])) for part in parts)
+
+
+def _shallow(full: Model, left_out: list[tuple[int, int]]) -> Model:
+    cfg, params = full.cfg, full.params
+    for first, last in reversed(left_out):  # from above, so that the numbers below stay what they are
+        cfg, params = without_layers(cfg, params, first, last)
+    return Model(cfg, params, full.tokenizer)
+
+
+def _one_vocabulary(found: list[Model], names: Sequence[str]) -> list[Model]:
+    words = [model.tokenizer.backend.get_vocab(with_added_tokens=True) for model in found]
+    for name, own in zip(names, words, strict=True):
+        if own != words[-1]:
+            differ = len(own.items() ^ words[-1].items())
+            raise UserError(
+                f"models: got {differ} tokens in which {name} and {names[-1]} differ, expected one tokenizer for all: "
+                "routed models write one text together"
+            )
+    return found
