@@ -148,7 +148,7 @@ REFUSED = {
     "rate": (dict(rate="0.0"), "not positive"),
     "held": (dict(held_out="0"), "got held_out=0"),
     "parts": (dict(accumulate="3"), "got 4 rows in 3 microbatches"),
-    "warmup": (dict(warmup="500"), "got 500 warm-up of 200 steps"),
+    "warmup": (dict(warmup="500"), "got 500 steps of 200 before the fall"),
 }
 
 
