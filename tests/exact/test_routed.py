@@ -12,10 +12,12 @@ from molora_jax.engine.routed import RoutedEngine
 from molora_jax.routing.programs.bernoulli import Bernoulli
 from molora_jax.routing.programs.contrastive import Contrastive
 from molora_jax.routing.programs.logit_ensemble import LogitEnsemble
+from molora_jax.routing.programs.model_ensemble import ModelEnsemble
 from molora_jax.routing.programs.proxy_tuning import ProxyTuning
 from molora_jax.routing.programs.r2r import R2R
 from molora_jax.routing.programs.relay import Relay
 from molora_jax.routing.programs.single import Single
+from molora_jax.routing.programs.spec_reason import SpecReason
 from molora_jax.routing.programs.speculative import Speculative
 from molora_jax.routing.programs.token_adapters import TokenAdapters
 from tests import naive as alone
@@ -39,7 +41,11 @@ def same(event, want) -> None:
     assert event.finished == want.finished
 
 
-@pytest.mark.parametrize("program", catalogue.PROGRAMS, ids=catalogue.name)
+QUICK = (ModelEnsemble, ProxyTuning, R2R, SpecReason, TokenAdapters)
+EVERY = [pytest.param(p, marks=[] if isinstance(p, QUICK) else pytest.mark.slow) for p in catalogue.PROGRAMS]
+
+
+@pytest.mark.parametrize("program", EVERY, ids=map(catalogue.name, catalogue.PROGRAMS))
 def test_every_program_gives_the_tokens_of_its_naive_loop(program):
     asked = routed.requests(0, 5, program)
     answers = [routed.naive(program, request) for request in asked]
