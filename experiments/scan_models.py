@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import gate_measures as measures
 from molora_jax import benchmarking
 from molora_jax.adapters.fresh import fresh
 from molora_jax.adapters.gate import GateConfig
@@ -49,7 +48,7 @@ def compare(bench: benchmarking.Bench, what: str, made, repeats: int) -> float:
 
 def library(cfg, params, **how) -> Library:
     """A bank with a new expert; its B is not zero, as none is after training."""
-    return measures.library(params, fresh(cfg, params, "expert", rank=RANK, sites=SITES, spread=0.02, **how))
+    return Library.holding([fresh(cfg, params, "expert", rank=RANK, sites=SITES, spread=0.02, **how)], params)
 
 
 def training(cfg, params, libraries: dict[str, Library]):

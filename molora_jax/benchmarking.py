@@ -124,7 +124,7 @@ class Bench:
         text = json.dumps(dict(machine=facts, summary=dict(summary), rows=self.rows), indent=1)
         (RESULTS / f"{self.name}.json").write_text(text + "\n")
         if plot is not None:
-            _draw(RESULTS / f"{self.name}.png", plot)
+            draw(RESULTS / f"{self.name}.png", plot)
         load = " ".join(f"{value:.2f}" for value in facts["load"])
         versions = " ".join(f"{k} {v}" for k, v in facts["versions"].items())
         print(f"{facts['processor']}, {facts['cores']} cores, load {load}; python {facts['python']} {versions}")
@@ -135,7 +135,8 @@ class Bench:
         return " ".join(["python -m", module, *sys.argv[1:]])
 
 
-def _draw(path: pathlib.Path, plot: Callable[[Any], None]) -> None:
+def draw(path: pathlib.Path, plot: Callable[[Any], None], *, size: tuple[float, float] = (7, 4.5)) -> None:
+    """Writes a PNG of `size` inches of what `plot` draws on pyplot axes; says so where matplotlib is missing."""
     try:
         import matplotlib
     except ImportError:
@@ -144,7 +145,7 @@ def _draw(path: pathlib.Path, plot: Callable[[Any], None]) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
+    figure, axes = pyplot.subplots(figsize=size, layout="constrained")
     plot(axes)
     figure.savefig(path, dpi=120)
 

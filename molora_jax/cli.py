@@ -4,7 +4,7 @@ import logging
 import sys
 from collections.abc import Callable
 
-from absl import app
+from absl import app, flags
 
 from molora_jax.config import UserError
 
@@ -25,4 +25,19 @@ def run(main: Callable[[], None]) -> None:
         except KeyboardInterrupt:
             sys.exit(130)
 
-    app.run(guarded)
+    app.run(guarded, flags_parser=_parsed)
+
+
+def _parsed(argv: list[str]) -> list[str]:
+    """The arguments that are no flags; a wrong flag, or a field that a config file has not, ends in one line."""
+    try:
+        return flags.FLAGS(argv)
+    except flags.Error as e:  # of a config file that raises it holds the whole trace
+        _end(str(e).strip().splitlines()[-1].removeprefix(f"{UserError.__module__}.UserError: "))
+    except (AttributeError, KeyError, TypeError) as e:
+        _end(" ".join(str(e).replace("\\n", " ").replace("\\", "").split()))
+
+
+def _end(line: str) -> None:
+    print(f"error: flags: {line}; --help lists the flags", file=sys.stderr)
+    sys.exit(2)

@@ -151,17 +151,13 @@ def unpacked(
     return tuple(found)
 
 
-def new_state(spec: GateSpec, layers: dict | list, slots: int) -> dict[str, Params]:
-    """What the cores of all layers remember of `slots` requests before their first tokens: leaves [L slots E·G ...]."""
-    stacked = isinstance(layers, dict)
-    first = layers["gates"] if stacked else layers[0]["gates"]
-    depth = jax.tree.leaves(first)[0].shape[0] if stacked else len(layers)
-    states = {}
-    for name, stack in first.items():
-        flat = _flat(jax.tree.map(lambda leaf: leaf[0], stack.cores) if stacked else stack.cores)
-        one = gate.new_state(spec.config, flat, slots)
-        states[name] = jax.tree.map(lambda leaf: jnp.zeros((depth, *leaf.shape), leaf.dtype), one)
-    return states
+def new_state(spec: GateSpec, layers: dict | list, slots: int) -> dict[str, Params] | list[dict[str, Params]]:
+    """What the cores remember of `slots` requests before their first tokens: leaves [slots E·G ...] of each layer."""
+
+    def one(stacks: Mapping[str, GateStack]) -> dict[str, Params]:
+        return {name: gate.new_state(spec.config, _flat(stack.cores), slots) for name, stack in stacks.items()}
+
+    return jax.vmap(one)(layers["gates"]) if isinstance(layers, dict) else [one(layer["gates"]) for layer in layers]
 
 
 def scales(

@@ -244,7 +244,8 @@ def _read(cfg: GateConfig, params: Params, x: Float[Array, "B T D"]) -> Float[Ar
         raise UserError(f"gate: got {cfg.reads} {list(x.shape)}, expected [B T {width}], the width it was made for")
     if "proj" not in params:
         return x.astype(wide)
-    return jnp.einsum("btd,wd->btw", x, params["proj"]["weight"], preferred_element_type=wide)
+    u = jnp.einsum("wd,btd->wbt", params["proj"]["weight"], x, preferred_element_type=wide)
+    return jnp.moveaxis(u, 0, -1)
 
 
 def _recur(cfg: GateConfig, params: Params, u: Float[Array, "B T W"], state, valid, reset, backend: str):

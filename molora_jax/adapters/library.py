@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -45,6 +46,15 @@ class Library:
             range(spec.slots)
         )  # by slot, the longest unused first
         self.bytes = size(spec, params)
+
+    @classmethod
+    def holding(cls, adapters: Sequence[Adapter], params: Params) -> "Library":
+        """The library of `adapters` alone, all in the bank for good: the first in slot 0, and so on."""
+        library = cls(BankSpec.holding(adapters), params)
+        for adapter in adapters:
+            library.add(adapter)
+        library.slots(library.names)
+        return library
 
     @property
     def names(self) -> tuple[str, ...]:

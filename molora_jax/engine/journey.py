@@ -10,7 +10,7 @@ import numpy as np
 
 from molora_jax.routing.program import ROUTE_DRAW, Mode, Program, Run, knob_values
 from molora_jax.routing.turn import Turn, begin
-from molora_jax.typing import Array, Float, Int, Params
+from molora_jax.typing import Array, Bool, Float, Int, Params
 
 
 @jax.tree_util.register_dataclass
@@ -28,6 +28,7 @@ class Journey:
       writers: the model that wrote each token, -1 for the prompt.
       entropy: of the distribution that each token was drawn from, in nats, where that is kept.
       drafts: of a program that verifies, the logits of the last K tokens, each at its position modulo K.
+      lodged: whether the request has pages in each model's memory.
     """
 
     turn: Turn
@@ -39,6 +40,7 @@ class Journey:
     writers: Int[Array, "S T"]
     entropy: Float[Array, "S T"] | None
     drafts: Float[Array, "S K V"] | None
+    lodged: Bool[Array, "S M"]
 
 
 def depart(
@@ -69,6 +71,7 @@ def depart(
         writers=jnp.full((length,), -1, jnp.int8),
         entropy=jnp.zeros((length,), jnp.float32) if entropy else None,
         drafts=jnp.zeros((program.draft, vocab), dtype) if drafted else None,
+        lodged=jnp.zeros((program.models,), bool),
     )
 
 
@@ -88,19 +91,27 @@ class Departures:
     dtype: np.dtype
     entropy: bool
 
+    @property
+    def _depart(self):
+        sizes = dict(length=self.length, vocab=self.vocab, dtype=self.dtype, entropy=self.entropy)
+        return functools.partial(depart, self.program, **sizes)
+
+    @property
+    def _example(self):
+        return self.params, knob_values(self.program, {}), np.uint32(0), np.int32(1)
+
     @functools.cached_property
     def _compiled(self):
-        sizes = dict(length=self.length, vocab=self.vocab, dtype=self.dtype, entropy=self.entropy)
-        run = jax.jit(functools.partial(depart, self.program, **sizes))
-        return run.lower(self.params, knob_values(self.program, {}), np.uint32(0), np.int32(1)).compile()
+        return jax.jit(self._depart).lower(*self._example).compile()
 
     def __call__(self, seed: int, prompt: int, knobs: Mapping[str, float]) -> Journey:
         """Raises `UserError` for a knob that the program does not have."""
         return self._compiled(self.params, knob_values(self.program, knobs), np.uint32(seed), np.int32(prompt))
 
     def empty(self, slots: int) -> Journey:
-        """The journeys of `slots` free slots."""
-        return jax.tree.map(lambda leaf: jnp.zeros((slots, *leaf.shape), leaf.dtype), self(0, 1, {}))
+        """The journeys of `slots` free slots; compiles nothing."""
+        shapes = jax.eval_shape(self._depart, *self._example)
+        return jax.tree.map(lambda leaf: jnp.zeros((slots, *leaf.shape), leaf.dtype), shapes)
 
 
 def at(turn: Turn, run: Run) -> Array:

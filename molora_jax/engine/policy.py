@@ -52,24 +52,17 @@ def clamp(thresholds: Int[Array, "M"], active: Int[Array, ""]) -> Int[Array, "M"
     return 1 + xp.where(total <= room, beyond, beyond * room // xp.maximum(total, 1))
 
 
-def on_edges(thresholds: Int[Array, "M"], edges: Int[Array, "buckets"]) -> Int[Array, "M"]:
-    """Each threshold lowered to the largest bucket of rows that it fills, at least 1; `edges` ascend."""
-    xp = thresholds.__array_namespace__()
-    filled = xp.where(thresholds[:, None] >= edges[None, :], edges[None, :], 1)
-    return xp.max(filled, axis=1)
-
-
-def rows(waiting: Int[Array, ""], edges: Int[Array, "buckets"], seconds: Float[Array, "buckets"]) -> Int[Array, ""]:
-    """How many of the waiting requests, the oldest first, a run takes: as many as are served the quickest each.
+def rows(seconds: Float[Array, "K"]) -> Int[Array, ""]:
+    """How many of the waiting requests, the oldest first, one run takes: as many as are served the quickest each.
 
     Args:
-      edges: rows of each bucket, ascending.
-      seconds: how long a run of each takes. Of equal rates the larger is taken.
+      seconds: how long a run of the first k takes, k = 1, 2, …; inf where fewer wait or none is that large. Of equal
+        rates the larger is taken.
     """
-    xp = edges.__array_namespace__()
-    taken = xp.minimum(waiting, edges)
-    rate = taken / seconds
-    return taken[_last(rate == xp.max(rate))]
+    xp = seconds.__array_namespace__()
+    count = xp.arange(1, seconds.shape[0] + 1)
+    rate = count / seconds
+    return count[_last(rate == xp.max(rate))]
 
 
 def _last(marked: Bool[Array, "N"]) -> Int[Array, ""]:

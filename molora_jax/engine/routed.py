@@ -1,66 +1,41 @@
 """Continuous batching of requests that a program routes between several models on one device."""
 
-import collections
 import dataclasses
 import functools
-import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from molora_jax.config import ModelConfig, UserError
-from molora_jax.engine import buckets as bucketing
+from molora_jax.config import UserError
 from molora_jax.engine import fused, tuning
-from molora_jax.engine.experts import Adapters
-from molora_jax.engine.fused import Counts, Plan, Schedule, super_step
-from molora_jax.engine.journey import Departures
-from molora_jax.engine.request import EngineConfig, Event, Request, check, entry, gather
+from molora_jax.engine.blueprint import Blueprint, Model, check_adapters
+from molora_jax.engine.front import Front, Running
+from molora_jax.engine.fused import Counts, Plan, super_step
+from molora_jax.engine.journey import Journey, at
+from molora_jax.engine.lodging import Guest
+from molora_jax.engine.request import EngineConfig, Event, Request
 from molora_jax.engine.run import Fleet, Weights
-from molora_jax.engine.slots import Lease, Slots, pages_for
-from molora_jax.engine.table import Entry, RequestTable, enter, new_memory, new_table, stop
-from molora_jax.routing.program import Program, knob_values
-from molora_jax.routing.program import check as check_program
+from molora_jax.engine.table import Entry, RequestTable, enter, settle, stop
+from molora_jax.routing.program import Program
 from molora_jax.typing import Array, Bool, Int, Params
-
-
-@dataclasses.dataclass(frozen=True)
-class Model:
-    """One of the models that requests are routed between.
-
-    Attributes:
-      adapters: its experts, which the program's decisions index; None if it has none.
-    """
-
-    cfg: ModelConfig
-    params: Params
-    adapters: Adapters | None = None
-
-
-@dataclasses.dataclass
-class _Running:
-    """The host's view of a request that has a slot; `sent` of its tokens have been told, the prompt's among them."""
-
-    id: int
-    request: Request
-    lease: Lease
-    sent: int
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _News:
-    """What the host learns from one look: of every slot, the tokens that are final and not told yet, W at most."""
+    """What the host learns from one look: of every slot, final tokens not told yet, W at most, and its next run."""
 
     columns: dict[str, Array]
     final: Int[Array, "S"]
     active: Bool[Array, "S"]
+    awaits: Int[Array, "S"]
     counts: Counts
 
 
-class RoutedEngine:
+class RoutedEngine(Front):
     """Runs requests on several models by a routing program; models are given from the quickest to the slowest."""
 
     def __init__(
@@ -71,57 +46,47 @@ class RoutedEngine:
         config: EngineConfig = EngineConfig(),
         *,
         entropy: bool = False,
+        kv_bytes: int | None = None,
+        tune_every: int = 0,
     ):
-        """`params` are the program's; `entropy` keeps that of every token's distribution.
+        """Args:
+          params: the program's.
+          entropy: whether to keep that of every token's distribution.
+          tune_every: looks of the host after which the thresholds are chosen anew, from how requests have moved lately;
+            0 leaves them to `tune`.
+          kv_bytes: of the models' KV tables together, if they shall be smaller than all requests could need: then a
+            model may have to read a request again that had to make room for others. `config.pages` has one for each
+            model.
 
         Raises:
           UserError: a program that contradicts itself or needs another number of models, or sizes that cannot be.
         """
-        bucketing.check(config.max_rows, config.prefill_chunk)
-        _check(models, program)
-        self.program, self.config = program, config
-        self.fleet = Fleet(tuple(model.cfg for model in models), program)
         adapters = tuple(model.adapters for model in models)
+        dtypes, has = tuple(model.dtype for model in models), any(each is not None for each in adapters)
+        fleet = Fleet(tuple(model.cfg for model in models), program)
+        check_adapters(models)
+        kept = dict(experts=has, entropy=entropy, kv_bytes=kv_bytes)
+        super().__init__(Blueprint(fleet, config, dtypes, **kept), params or {})
         self.weights = Weights(tuple(model.params for model in models), adapters, params or {})
-        chunk = min(config.prefill_chunk, config.max_length)
-        self.plan = fused.plan(self.fleet, config.max_rows, chunk, config.block)
-        self.schedule = _eager(self.plan)
-        length = config.max_length + len(program.score_tokens)
-        # a request may go back by any number of tokens, so that no layer may write over what its window has left
-        windows = [0 for model in models for _ in model.cfg.kinds]
-        sizes = dict(slots=config.max_rows, length=length, page_size=config.page_size, chunk=chunk)
-        pages = config.pages or pages_for(windows, **sizes)
-        self.slots = Slots(windows, pages=pages, **sizes)
-        dtype = jnp.result_type(*(_dtype(model.params) for model in models))
-        sizes = dict(length=config.max_length, vocab=self.fleet.vocab, dtype=dtype)
-        self._depart = Departures(program, self.weights.program, **sizes, entropy=entropy)
-        has = any(each is not None for each in adapters)
-        kept = dict(models=len(models), experts=has, journey=self._depart.empty(config.max_rows))
-        self._table = new_table(config.max_rows, config.max_length, **kept)
-        self._memories, self._kinds = (), np.cumsum([0, *(len(model.cfg.kinds) for model in models)])
-        for i, model in enumerate(models):
-            at = dict(page_size=config.page_size, dtype=_dtype(model.params))
-            own = tuple(pages[self._kinds[i] : self._kinds[i + 1]])
-            self._memories += (new_memory(model.cfg, config.max_rows, length, pages=own, **at),)
-        self._waiting: collections.deque[tuple[int, Request]] = collections.deque()
-        self._running: dict[int, _Running] = {}
-        self._ids = itertools.count()
-        self.counts = jax.device_get(Counts.zero(self.plan))
-        self.looks, self.seconds = 0, 0.0
+        self._table = self.blueprint.table(self._depart)
+        self._memories = tuple(self.blueprint.memory(i) for i in range(len(models)))
+        self.block, self._tune_every = config.block, tune_every
+        self._lately = self.counts  # each time the thresholds are chosen anew, the past counts half
 
     @property
     def kv_bytes(self) -> int:
         """Size of the models' KV tables."""
         return sum(leaf.nbytes for memory in self._memories for leaf in jax.tree.leaves(memory.state))
 
-    @property
-    def busy(self) -> bool:
-        """Whether any request waits or runs."""
-        return bool(self._waiting or self._running)
-
     def warm_up(self, progress: Callable[..., Iterable] = lambda programs, **_: programs) -> None:
         """Compiles everything; `progress` may wrap the iteration to show how far it is (tqdm does)."""
-        programs = (lambda: self._depart(0, 1, {}), lambda: self._enter, lambda: self._stop, lambda: self._step)
+        programs = (
+            lambda: self._depart(0, 1, {}),
+            lambda: self._enter,
+            lambda: self._settle,
+            lambda: self._stop,
+            lambda: self._step,
+        )
         for program in progress(programs, total=len(programs)):
             program()
 
@@ -133,9 +98,10 @@ class RoutedEngine:
         """
         if self.busy:
             raise UserError("time: got an engine with requests, expected an idle one: its slots are needed")
-        counts, seconds = self.counts, []
+        counts, lately, seconds = self.counts, self._lately, []
         context = min(context, self.config.max_length - 1)
-        row = self._entry(Request(prompt=[0] * context), np.zeros((self._kinds[-1], self.slots.width), np.int32))
+        request = Request(prompt=[0] * context)
+        row = self._entry(request, self._journey(request), self._nobody)
         for slot in range(self.config.max_rows):
             self._memories, self._table = self._enter(self._memories, self._table, np.int32(slot), row)
         for choice, (run, bucket) in enumerate(self.plan.choices):
@@ -143,7 +109,7 @@ class RoutedEngine:
             seconds.append(min(self._timed(choice, context, unread) for _ in range(repeats)))
         nothing = min(self._timed(fused.NONE, context, 1) for _ in range(repeats))
         self._table = self._stop(self._table, np.ones(self.config.max_rows, bool))
-        self.counts, self.looks, self.seconds = counts, 0, 0.0
+        self.counts, self._lately, self.looks, self.seconds = counts, lately, 0, 0.0
         measured = np.maximum(np.array(seconds) - nothing, 1e-6).astype(np.float32)
         self.schedule = dataclasses.replace(self.schedule, seconds=measured)
         return measured
@@ -159,95 +125,74 @@ class RoutedEngine:
         return self.seconds - before
 
     def tune(self, requests: int | None = None) -> tuple[int, ...]:
-        """Sets the thresholds that promise most for `requests` at once, as they have moved so far."""
+        """Sets the thresholds that promise most for `requests` at once, as they have moved lately."""
         times = tuning.step_times(self.plan, self.schedule.seconds)
         options = range(1, self.config.max_rows + 1)
-        best = tuning.best(tuning.routing(self.counts), times, requests or self.config.max_rows, options)
+        best = tuning.best(tuning.routing(self._lately), times, requests or self.config.max_rows, options)
+        self._lately = jax.tree.map(lambda count: count // 2, self._lately)
         self.schedule = dataclasses.replace(self.schedule, thresholds=np.array(best, np.int32))
         return best
 
-    def submit(self, request: Request) -> int:
-        """Queues a request; its number comes back in the events of `step`.
-
-        Raises:
-          UserError: a request that can never run, or that asks for something out of range.
-        """
-        check(min(self.fleet.cfgs, key=lambda cfg: cfg.vocab), self.config, request)
-        if request.adapter is not None or request.route is not None:
-            got = request.adapter or request.route
-            raise UserError(f"adapter: got {got!r}, expected none: the routing program chooses the adapters")
-        knob_values(self.program, request.knobs)
-        self.slots.check(self._room(request))
-        number = next(self._ids)
-        self._waiting.append((number, request))
-        return number
-
-    def abort(self, number: int) -> None:
-        """Ends a request wherever it is; it gives no further event."""
-        self._waiting = collections.deque(item for item in self._waiting if item[0] != number)
-        if number in self._running:
-            mask = np.zeros(self.config.max_rows, bool)
-            mask[self._running[number].lease.slot] = True
-            self._table = self._stop(self._table, mask)
-            self._retire(self._running[number])
-
-    def turn(self, number: int, knobs: Mapping[str, float]) -> None:
-        """Sets knobs of a request that runs or waits, from its next run on.
-
-        Raises:
-          UserError: a knob that the program does not have.
-        """
-        values = knob_values(self.program, knobs)
-        self._waiting = collections.deque(
-            (id, dataclasses.replace(request, knobs={**request.knobs, **knobs}) if id == number else request)
-            for id, request in self._waiting
-        )
-        if number in self._running:
-            slot, journey = self._running[number].lease.slot, self._table.journey
-            new = {name: journey.knobs[name].at[slot].set(values[name]) for name in knobs}
-            journey = dataclasses.replace(journey, knobs=journey.knobs | new)
-            self._table = dataclasses.replace(self._table, journey=journey)
-
     def step(self) -> list[Event]:
-        """Admits what fits, lets the models run up to `config.block` times, and tells what came of it."""
+        """Admits what fits, lets the models run up to `block` times, and tells what came of it."""
         self._admit()
         if not self._running:
             return []
-        news = self._run(self.config.block, leave=bool(self._waiting))
-        events = [self._event(running, news) for running in list(self._running.values())]
+        news = self._run(self.block, leave=bool(self._waiting))
+        events = [self._told(running, news) for running in list(self._running.values())]
+        self._rehouse(news)
+        if self._tune_every and self.looks % self._tune_every == 0:
+            self.tune(max(len(self._running), 1))
         return [event for event in events if event]
 
-    def run(self, requests: Sequence[Request]) -> list[Event]:
-        """Runs `requests` to their ends: one event each, in their order."""
-        return gather(self.step, [self.submit(request) for request in requests])
+    def _lodge(self, guest: Guest, journey: Journey) -> bool:
+        """The models that run first need pages, if anybody else runs; other models' come in time."""
+        turn = jax.device_get(journey.turn)
+        first = self.fleet.readers(next(run for run in self.plan.runs if at(turn, run)))
+        if not all(self.lodging.lodge(guest, model) for model in first) and self._running:
+            return False
+        for model in range(len(self._memories)):
+            self.lodging.lodge(guest, model)
+        return True
 
-    def _admit(self) -> None:
-        while self._waiting and self.slots.free:
-            number, request = self._waiting[0]
-            lease = self.slots.lease((), self._room(request))
-            if lease is None:
-                return
-            self._waiting.popleft()
-            self._running[number] = _Running(number, request, lease, len(request.prompt))
-            row = self._entry(request, lease.tables)
-            self._memories, self._table = self._enter(self._memories, self._table, np.int32(lease.slot), row)
+    def _rehouse(self, news: _News) -> None:
+        """Finds pages for those whose next run lacks them."""
+        guests = [running.guest for running in self._running.values()]
+        needs = [self.fleet.readers(self.plan.runs[news.awaits[guest.slot]]) for guest in guests]
+        for guest in self.lodging.rehouse(guests, needs):
+            given = self._lodged(guest), tuple(self.lodging.tables(guest))
+            self._memories, self._table = self._settle(self._memories, self._table, np.int32(guest.slot), *given)
 
-    def _room(self, request: Request) -> int:
-        return len(request.prompt) + request.max_new_tokens + len(self.program.score_tokens)
+    def _place(self, running: Running, entry: Entry) -> None:
+        slot = np.int32(running.guest.slot)
+        self._memories, self._table = self._enter(self._memories, self._table, slot, entry)
 
-    def _entry(self, request: Request, tables: np.ndarray) -> Entry:
-        journey = self._depart(request.seed, len(request.prompt), request.knobs)
-        experts = None
-        if self._table.experts is not None:
-            experts = np.full(self.config.max_length, int(journey.turn.adapter), np.int32)
-        row = entry(self.config, request, anchor=[0] * len(self._memories), experts=experts, journey=journey)
-        return Entry(row, tuple(np.split(tables, self._kinds[1:-1])))
+    def _remove(self, running: Running) -> None:
+        mask = np.zeros(self.config.max_rows, bool)
+        mask[running.guest.slot] = True
+        self._table = self._stop(self._table, mask)
+
+    def _set_knobs(self, running: Running, values) -> None:
+        slot, journey = running.guest.slot, self._table.journey
+        new = {name: journey.knobs[name].at[slot].set(value) for name, value in values.items()}
+        journey = dataclasses.replace(journey, knobs=journey.knobs | new)
+        self._table = dataclasses.replace(self._table, journey=journey)
+
+    @property
+    def _nobody(self) -> Guest:
+        return Guest(0, 0, [[] for _ in self._memories])
 
     @functools.cached_property
     def _enter(self) -> jax.stages.Compiled:
-        row = self._entry(Request(prompt=[0]), np.zeros((self._kinds[-1], self.slots.width), np.int32))
+        request = Request(prompt=[0])
+        row = self._entry(request, self._journey(request), self._nobody)
         lowered = jax.jit(enter, donate_argnums=(0, 1)).lower(self._memories, self._table, np.int32(0), row)
         return lowered.compile()
+
+    @functools.cached_property
+    def _settle(self) -> jax.stages.Compiled:
+        given = np.int32(0), self._lodged(self._nobody), tuple(self.lodging.tables(self._nobody))
+        return jax.jit(settle, donate_argnums=(0, 1)).lower(self._memories, self._table, *given).compile()
 
     @functools.cached_property
     def _stop(self) -> jax.stages.Compiled:
@@ -263,7 +208,7 @@ class RoutedEngine:
     def _run(self, steps: int, *, leave: bool = False, forced: int = fused.NONE) -> _News:
         told = np.zeros(self.config.max_rows, np.int32)
         for running in self._running.values():
-            told[running.lease.slot] = running.sent
+            told[running.guest.slot] = running.sent
         begun = time.perf_counter()
         self._memories, self._table, news = self._step(
             self.weights,
@@ -278,63 +223,26 @@ class RoutedEngine:
         news = jax.device_get(news)
         self.seconds += time.perf_counter() - begun
         self.looks += 1
-        self.counts = jax.tree.map(np.add, self.counts, news.counts)
+        self.counts, self._lately = (jax.tree.map(np.add, old, news.counts) for old in (self.counts, self._lately))
         return news
 
-    def _event(self, running: _Running, news: _News) -> Event | None:
-        slot = running.lease.slot
+    def _told(self, running: Running, news: _News) -> Event | None:
+        slot = running.guest.slot
         count = min(int(news.final[slot]) - running.sent, news.columns["tokens"].shape[1])
-        running.sent += count
-        told = {name: column[slot, :count].tolist() for name, column in news.columns.items()}
-        finished = None
-        if not news.active[slot] and running.sent == news.final[slot]:
-            finished = self._ending(running, told["tokens"])
-            self._retire(running)
-        if not told["tokens"] and not finished:
-            return None
-        logprobs = told.pop("logprobs")
-        return Event(running.id, logprobs=logprobs if running.request.logprobs else None, finished=finished, **told)
-
-    def _ending(self, running: _Running, tokens: list[int]) -> str:
-        if tokens and tokens[-1] in running.request.stops:
-            return "stop"
-        whole = running.sent >= len(running.request.prompt) + running.request.max_new_tokens
-        return "length" if whole else "gave up"
-
-    def _retire(self, running: _Running) -> None:
-        del self._running[running.id]
-        self.slots.give_back(running.lease)
+        columns = {name: column[slot, :count].tolist() for name, column in news.columns.items()}
+        return self._event(running, columns, over=not news.active[slot] and running.sent + count == news.final[slot])
 
 
 def _look(plan: Plan, weights, schedule, memories, table: RequestTable, told: Int[Array, "S"], steps, leave, forced):
     """A super-step, and of every slot the final tokens from `told` on."""
-    memories, table, counts = super_step(plan, weights, schedule, memories, table, steps, leave, forced)
+    nobody = jnp.zeros_like(table.active)
+    args = weights, schedule, memories, table, steps, leave, forced, nobody
+    memories, table, counts, _ = super_step(plan, *args)
     width, most = 2 * plan.steps + plan.fleet.program.draft, table.tokens.shape[1]
-    at = jnp.arange(told.shape[0])[:, None], jnp.minimum(told[:, None] + jnp.arange(width), most - 1)
+    cells = jnp.arange(told.shape[0])[:, None], jnp.minimum(told[:, None] + jnp.arange(width), most - 1)
     columns = dict(tokens=table.tokens, logprobs=table.logprobs, writers=table.journey.writers)
     columns |= dict(adapters=table.experts, entropy=table.journey.entropy)
-    columns = {name: column[at] for name, column in columns.items() if column is not None}
-    return memories, table, _News(columns, table.length - table.journey.turn.hold, table.active, counts)
-
-
-def _eager(plan: Plan) -> Schedule:
-    """Nobody waits, and every choice takes as long as it has tokens, until it is measured."""
-    tokens = np.array([bucket.tokens for _, bucket in plan.choices], np.float32)
-    return Schedule(np.ones(len(plan.runs), np.int32), np.float32(np.inf), tokens)
-
-
-def _check(models: Sequence[Model], program: Program) -> None:
-    check_program(program)
-    name = type(program).__name__
-    if len(models) != program.models:
-        raise UserError(f"models: got {len(models)}, expected {program.models}: {name} routes between that many")
-    for i, model in enumerate(models):
-        if model.adapters is not None and model.adapters.bank.gates:
-            raise UserError(
-                f"models[{i}]: got experts with gates, expected plain ones: a routed request takes tokens back, which "
-                "the state of a gate cannot follow yet"
-            )
-
-
-def _dtype(params: Params) -> jnp.dtype:
-    return params["embed"]["weight"].dtype
+    columns = {name: column[cells] for name, column in columns.items() if column is not None}
+    turn = table.journey.turn
+    awaits = jnp.argmax(jnp.stack([at(turn, run) for run in plan.runs]), axis=0)
+    return memories, table, _News(columns, table.length - turn.hold, table.active, awaits, counts)

@@ -54,14 +54,12 @@ class Schedule:
       shared: all models on one device, one run at a time; else one device each.
       thresholds: B of each model (`delayed`), clamped as requests leave.
       max_wait: seconds after which a model runs whoever waits.
-      edges: rows of the buckets; a run then takes as many rows as are served the quickest each. By default all.
     """
 
     kind: Literal["delayed", "lockstep", "step_sync"] = "delayed"
     shared: bool = False
     thresholds: tuple[int, ...] = (1, 1)
     max_wait: float = math.inf
-    edges: tuple[int, ...] = ()
 
     def __post_init__(self):
         if self.kind not in ("delayed", "lockstep", "step_sync"):
@@ -151,15 +149,10 @@ class _Clock:
         oldest = [self.now - queue[0].since + RESOLUTION if queue else 0.0 for queue in self.waiting]
         return np.array([len(queue) for queue in self.waiting]), np.array(oldest)
 
-    def begin(self, model: int, most: int | None = None) -> float:
-        """Starts a run for those who wait, the oldest first; returns its seconds."""
-        queue, edges = self.waiting[model], self.schedule.edges
-        count = most or len(queue)
-        if edges and self.schedule.kind == "delayed":
-            mean = sum(r.length - r.anchors[model] for r in queue) / len(queue)
-            seconds = np.array([self.times[model](edge, max(edge * mean, edge)) for edge in edges])
-            count = int(policy.rows(count, np.array(edges), seconds))
-        batch = [queue.popleft() for _ in range(count)]
+    def begin(self, model: int) -> float:
+        """Starts a run for those who wait; returns its seconds."""
+        queue = self.waiting[model]
+        batch = [queue.popleft() for _ in range(len(queue))]
         suffix = sum(max(request.length - request.anchors[model], 1) for request in batch)
         seconds = self.times[model](len(batch), suffix)
         self.running[model] = self.now + seconds, batch

@@ -136,6 +136,25 @@ def enter(
     return tuple(map(give, memories, entry.tables)), table
 
 
+def without_drafts(table: RequestTable) -> RequestTable:
+    """The table, or a row of it, without the logits of drafts, which are most of its bytes."""
+    return dataclasses.replace(table, journey=dataclasses.replace(table.journey, drafts=None))
+
+
 def stop(table: RequestTable, slots: Bool[Array, "S"]) -> RequestTable:
     """Ends the requests in `slots` where they stand."""
     return dataclasses.replace(table, active=table.active & ~slots)
+
+
+def settle(
+    memories: tuple[Memory, ...],
+    table: RequestTable,
+    slot: Int[Array, ""],
+    lodged: Bool[Array, "M"],
+    tables: tuple[Int[Array, "P"], ...],
+) -> tuple[tuple[Memory, ...], RequestTable]:
+    """Gives a routed request other pages; what a model without any has read is forgotten."""
+    give = lambda memory, pages: dataclasses.replace(memory, tables=memory.tables.at[:, slot].set(pages))
+    journey = dataclasses.replace(table.journey, lodged=table.journey.lodged.at[slot].set(lodged))
+    anchor = table.anchor.at[slot].set(jnp.where(lodged, table.anchor[slot], 0))
+    return tuple(map(give, memories, tables)), dataclasses.replace(table, anchor=anchor, journey=journey)

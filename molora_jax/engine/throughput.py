@@ -30,12 +30,14 @@ class StepTimes:
     buckets: tuple[tuple[int, int, float], ...]
 
     def __call__(self, rows: float, tokens: float) -> float:
-        """Of the cheapest bucket that covers both; beyond all of them, as many runs of the largest as it takes."""
-        covering = [seconds for most, room, seconds in self.buckets if most >= rows and room >= tokens]
-        if covering:
-            return min(covering)
-        most, room, seconds = max(self.buckets)
-        return seconds * max(math.ceil(rows / most), math.ceil(tokens / room))
+        """Of one run in the cheapest bucket that covers both, or of several smaller ones if they are quicker."""
+        most = max(room for _, room, _ in self.buckets)
+        parts = range(1, max(math.ceil(rows), math.ceil(tokens / most), 1) + 1)
+        return min(n * self._one(math.ceil(rows / n), tokens / n) for n in parts)
+
+    def _one(self, rows: int, tokens: float) -> float:
+        covering = (seconds for most, room, seconds in self.buckets if most >= rows and room >= tokens)
+        return min(covering, default=math.inf)
 
 
 def constant(seconds: float) -> Times:

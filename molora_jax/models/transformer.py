@@ -137,14 +137,13 @@ class _Place:
     kind: Int[Array, ""]  # page table it uses
     base: Int[Array, ""]  # first row of its share of the KV table
     window: Int[Array, ""]
-    layer: Int[Array, ""]
     rotation: Int[Array, ""]  # rotary embedding it uses
 
 
 def _places(cfg: ModelConfig, state: DecodeState | None) -> list[_Place]:
     bases = state.bases(cfg) if state is not None else (0,) * cfg.layers
     rotations = [int(window > 0 and cfg.local_rope is not None) for window in cfg.windows]
-    columns = np.array([cfg.kind_of_layer, bases, cfg.windows, range(cfg.layers), rotations], np.int32)
+    columns = np.array([cfg.kind_of_layer, bases, cfg.windows, rotations], np.int32)
     return [_Place(*column) for column in columns.T]
 
 
@@ -159,6 +158,7 @@ def apply(
     route: Route | None = None,
     layers: int | None = None,
     taps: tuple[str, ...] = (),
+    remat: bool = False,
 ) -> Output:
     """Runs the decoder over a flat list of tokens; pure.
 
@@ -170,6 +170,7 @@ def apply(
       layers: run only the first so many, without the final norm.
       taps: of `TAPS`. `"hidden"` returns the residual stream after every layer, [layers, N, D]; `"gates"` the λ of
         each token under every expert, by site, [layers, N, E] or [layers, N, E, R]: none where no expert has gates.
+      remat: a backward pass keeps only the residual stream between layers, and computes the inside of each once more.
 
     Raises:
       UserError: a bank without a route, or an unknown tap.
@@ -185,6 +186,8 @@ def apply(
     places = _places(cfg, state)[:layers]
     block = functools.partial(_block, cfg, layout, _rotations(cfg, layout, x.dtype))
     run = _unrolled if isinstance(params["layers"], list) else _scanned
+    if remat:
+        block = jax.checkpoint(block, prevent_cse=run is _unrolled)  # the body of a scan has no CSE across its layers
     x, state, (kept, trace) = run(block, params["layers"], bank, route, places, x, state, taps)
     if layers is None:
         x = rms_norm(x, params["norm"]["weight"], eps=cfg.norm_eps, offset=cfg.norm_offset)
@@ -203,7 +206,8 @@ def _unrolled(block, layers, bank, route, places, x, state, taps):
     kept = []
     for i, place in enumerate(places):
         experts = None if bank is None else (bank.at(i), route.at(i), bank.gates)
-        x, state, trace, scales = block((layers[i], experts), place, x, state)
+        x, own, trace, scales = block((layers[i], experts), place, x, state and state.at(i))
+        state = state and state.put(i, own)
         kept.append((_tapped(taps, x, scales), trace))
     return x, state, jax.tree.map(lambda *leaves: jnp.stack(leaves), *kept)
 
@@ -214,10 +218,10 @@ def _scanned(block, layers, bank, route, places, x, state, taps):
     depth = len(places)
 
     def step(carry, layer):
-        weights, sites, place, i = layer
+        (x, state), (weights, sites, place, i) = carry, layer
         experts = None if bank is None else (sites, route.at(i), bank.gates)
-        x, state, trace, scales = block((weights, experts), place, *carry)
-        return (x, state), (_tapped(taps, x, scales), trace)
+        x, own, trace, scales = block((weights, experts), place, x, state and state.at(i))
+        return (x, state and state.put(i, own)), (_tapped(taps, x, scales), trace)
 
     first = lambda tree: jax.tree.map(lambda leaf: leaf[:depth], tree)
     sites = None if bank is None else first(bank.layers)
@@ -253,7 +257,7 @@ def _rotations(cfg: ModelConfig, layout: Layout, dtype) -> tuple[Array, Array]:
 def _block(cfg, layout, rotations, layer, place, x, state):
     """One pre-norm layer on the residual stream x: [D, N]. A jit of its own: unrolled layers are traced once."""
     weights, experts = layer
-    remembered = _recall(state, layout, place)
+    remembered = _recall(state, layout)
     experts = experts and LayerExperts(*experts, layout, remembered)
     norm = functools.partial(rms_norm, eps=cfg.norm_eps, offset=cfg.norm_offset)
     out, state = _attention(
@@ -263,19 +267,19 @@ def _block(cfg, layout, rotations, layer, place, x, state):
     out = _mlp(cfg, weights["mlp"], experts, norm(x, weights["mlp_norm"]["weight"]))
     x = x + (norm(out, weights["mlp_post_norm"]["weight"]) if cfg.post_norms else out)
     if remembered:
-        state = _remember(state, layout, place, experts.memory)
+        state = _remember(state, layout, experts.memory)
     return x, state, experts.trace if experts else {}, experts.scales if experts else {}
 
 
-def _recall(state: DecodeState | None, layout: Layout, place: _Place) -> dict[str, Params]:
+def _recall(state: DecodeState | None, layout: Layout) -> dict[str, Params]:
     """What the gates of this layer remember of the layout's rows."""
     gates = {} if state is None else state.gates
-    read = lambda leaf: leaf.at[place.layer, layout.slots].get(mode="fill", fill_value=0)
+    read = lambda leaf: leaf.at[layout.slots].get(mode="fill", fill_value=0)
     return jax.tree.map(read, gates)
 
 
-def _remember(state: DecodeState, layout: Layout, place: _Place, memory: dict[str, Params]) -> DecodeState:
-    write = lambda leaf, rows: leaf.at[place.layer, layout.slots].set(rows, mode="drop")
+def _remember(state: DecodeState, layout: Layout, memory: dict[str, Params]) -> DecodeState:
+    write = lambda leaf, rows: leaf.at[layout.slots].set(rows, mode="drop")
     return dataclasses.replace(state, gates=jax.tree.map(write, state.gates, memory))
 
 

@@ -1,6 +1,7 @@
 """Causal grouped-query attention: over a dense rectangle, and over the pages of a KV table."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,10 @@ from molora_jax.typing import Array, Float, Int
 
 BLOCK = 64
 """Positions that one turn of the page loop reads, in whole pages."""
+LONG = 1024
+"""Tokens of a row up to which dense attention makes all its scores at once."""
+QUERIES = 256
+"""Queries at a time beyond that."""
 
 
 @jax.tree_util.register_dataclass
@@ -36,20 +41,51 @@ def dense_attention(
     window: Int[Array, ""] | int,
     scale: float,
 ) -> Float[Array, "H d N"]:
-    """softmax(q kᵀ · scale) v within each row (Vaswani et al. 2017, §3.2.1); `window` 0 sees the whole row."""
+    """softmax(q kᵀ · scale) v within each row (Vaswani et al. 2017, §3.2.1); `window` 0 sees the whole row.
+
+    Rows longer than `LONG` go `QUERIES` queries at a time, here and in the backward pass, which computes their scores
+    again: scores of all pairs of a row, [B H T T], then never exist.
+    """
     B, T = layout.shape
     H, d, _ = q.shape
-    K = k.shape[0]
-    acc = jnp.promote_types(q.dtype, jnp.float32)
-    pos, seg = layout.positions, layout.segments
-    seen = (pos[:, None, :] <= pos[:, :, None]) & (seg[:, None, :] == seg[:, :, None]) & layout.valid[:, None, :]
-    seen &= (window == 0) | (pos[:, :, None] - pos[:, None, :] < window)
-    q, k, v = q.reshape(K, H // K, d, B, T), k.reshape(K, d, B, T), v.reshape(K, d, B, T)
-    scores = jnp.einsum("kgdbt,kdbs->bkgts", q, k, preferred_element_type=acc) * scale
-    scores = jnp.where(seen[:, None, None], scores, jnp.finfo(acc).min)
-    weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-    out = jnp.einsum("bkgts,kdbs->kgdbt", weights, v, preferred_element_type=acc)
-    return out.reshape(H, d, B * T).astype(q.dtype)
+    K, acc = k.shape[0], jnp.promote_types(q.dtype, jnp.float32)
+    q = (q.astype(acc) * scale).astype(q.dtype).reshape(K, H // K, d, B, T).transpose(3, 0, 2, 1, 4)
+    k, v = (x.reshape(K, d, B, T).transpose(2, 0, 1, 3) for x in (k, v))
+    attend = functools.partial(_attend, k, v, layout, window)
+    if T <= LONG:
+        out = attend(q, layout.positions, layout.segments)
+    else:
+        blocks = (_blocks(leaf) for leaf in (q, layout.positions, layout.segments))
+        step = jax.checkpoint(lambda block: attend(*block), prevent_cse=False)  # the body of a scan needs no barrier
+        out = jnp.moveaxis(jax.lax.map(step, tuple(blocks)), 0, -2)
+        out = out.reshape(*out.shape[:-2], -1)[..., :T]
+    return out.transpose(1, 3, 2, 0, 4).reshape(H, d, B * T)
+
+
+def _attend(k, v, layout: Dense, window, q, positions, segments) -> Float[Array, "B K d G T"]:
+    """What some queries [B K d G T] of the layout's rows see, given their positions and segments [B T].
+
+    Keys are rows and queries columns, so that no product here or in the backward pass transposes the scores: on a CPU
+    the two passes take 0.55 × the time of the other way round.
+    """
+    B, K, d, G, T = q.shape
+    acc, S = jnp.promote_types(q.dtype, jnp.float32), k.shape[-1]
+    own, other = positions[:, None, :], layout.positions[:, :, None]
+    seen = (other <= own) & (layout.segments[:, :, None] == segments[:, None, :]) & layout.valid[:, :, None]
+    seen &= (window == 0) | (own - other < window)
+    scores = jnp.einsum("bkds,bkdn->bksn", k, q.reshape(B, K, d, G * T), preferred_element_type=acc)
+    scores = jnp.where(seen[:, None, :, None], scores.reshape(B, K, S, G, T), jnp.finfo(acc).min)
+    scores = scores.reshape(B, K, S, G * T)
+    weights = jnp.exp(scores - jax.lax.stop_gradient(jnp.max(scores, axis=2, keepdims=True)))
+    out = jnp.einsum("bkds,bksn->bkdn", v, weights.astype(v.dtype), preferred_element_type=acc)
+    out = out / jnp.sum(weights, axis=2, keepdims=True)
+    return out.reshape(B, K, d, G, T).astype(q.dtype)
+
+
+def _blocks(leaf: Array) -> Array:
+    """[... T] as [blocks ... QUERIES]; the last is filled up with zeros."""
+    leaf = jnp.pad(leaf, [(0, 0)] * (leaf.ndim - 1) + [(0, -leaf.shape[-1] % QUERIES)])
+    return jnp.moveaxis(leaf.reshape(*leaf.shape[:-1], -1, QUERIES), -2, 0)
 
 
 def write_kv(

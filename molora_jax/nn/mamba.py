@@ -87,9 +87,9 @@ def mamba(
 
 
 def project(layer: Params, x: Float[Array, "B T D"]) -> Float[Array, "B T F"]:
-    """W x + b, in fp32 or wider."""
+    """W x + b, in fp32 or wider; the weight on the left, as `nn.linear.linear` has it and why."""
     acc = jnp.promote_types(x.dtype, jnp.float32)
-    y = jnp.einsum("btd,fd->btf", x, layer["weight"], preferred_element_type=acc)
+    y = jnp.moveaxis(jnp.einsum("fd,btd->fbt", layer["weight"], x, preferred_element_type=acc), 0, -1)
     return y + layer["bias"].astype(acc) if "bias" in layer else y
 
 

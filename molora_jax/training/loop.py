@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 import jax
 import numpy as np
 
+from molora_jax import distributed
 from molora_jax.checkpoints.store import Store
 from molora_jax.config import UserError
 from molora_jax.data.batch import Batch
@@ -38,7 +39,7 @@ class LoopConfig:
     Attributes:
       steps: of the whole run.
       log_every: steps between two lines of numbers.
-      evaluate_every: steps between two evaluations, the last step besides; 0 for none at all.
+      evaluate_every: steps between two evaluations, the start and the last step besides; 0 for none at all.
       save_every: steps between two checkpoints; every evaluation and the last step have one besides.
       keep_last: newest checkpoints that are kept; with evaluations, the best one too.
       score: the number of an evaluation that tells which is best.
@@ -89,7 +90,9 @@ def run(
             if store.latest is not None:
                 start, state, position = resume.restore(store, state)
                 batches.set_state(position)
-        log = stack.enter_context(Log(folder, steps=config.steps, start=start, progress=progress))
+        first = distributed.is_first()
+        log = Log(folder if first else None, steps=config.steps, start=start, progress=progress and first)
+        stack.enter_context(log)
         return _Run(trainer, batches, config, store, log, evaluate).go(state, start)
 
 
@@ -102,6 +105,8 @@ class _Run:
         self.unread: tuple[int, Batch, Metrics] | None = None
 
     def go(self, state: State, start: int) -> State:
+        if self.evaluate is not None and not start:
+            self._score(0, state)
         for step in range(start + 1, self.config.steps + 1):
             batch = self._next(step)
             state, metrics = self.trainer.step(state, batch)
@@ -132,7 +137,7 @@ class _Run:
                 f"expected finite ones; its batch holds {_named(batch)}; nothing was updated: "
                 "look at these examples, or lower the learning rates"
             )
-        self.log.step(int(np.sum(batch.valid)))
+        self.log.step(int(np.sum(batch.valid)) * jax.process_count())
         if step % self.config.log_every == 0 or step == self.config.steps:
             self.log.write(step, metrics)
 
@@ -143,17 +148,20 @@ class _Run:
         saves = self.store is not None and (evaluates or due(self.config.save_every) or step == self.config.steps)
         if evaluates or saves or step == self.config.steps:
             self._read()
-        score = None
-        if evaluates:
-            values = self.evaluate(state)
-            if self.config.score not in values:
-                raise UserError(f"loop: got an evaluation of {sorted(values)}, expected {self.config.score!r} among it")
-            score = float(values[self.config.score])
-            if not np.isfinite(score):
-                raise UserError(f"training: got {self.config.score} {score:g} in the evaluation at step {step}")
-            self.log.write(step, values, prefix="eval_")
+        score = self._score(step, state) if evaluates else None
         if saves:
             resume.save(self.store, step, state, self.batches.get_state(), score=score)
+
+    def _score(self, step: int, state: State) -> float:
+        """Evaluates: the number that tells which checkpoint is best."""
+        values = self.evaluate(state)
+        if self.config.score not in values:
+            raise UserError(f"loop: got an evaluation of {sorted(values)}, expected {self.config.score!r} among it")
+        score = float(values[self.config.score])
+        if not np.isfinite(score):
+            raise UserError(f"training: got {self.config.score} {score:g} in the evaluation at step {step}")
+        self.log.write(step, values, prefix="eval_")
+        return score
 
 
 def _named(batch: Batch) -> str:

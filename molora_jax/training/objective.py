@@ -49,13 +49,13 @@ def next_token_loss(
       UserError: `bank` has experts of the head, whose scores this does not compute.
     """
     targets, weights = next_tokens(batch)
-    score, log_z, best = token_scores(hidden, head(cfg, params, bank), targets)
+    score, log_z, highest = token_scores(hidden, head(cfg, params, bank), targets)
     weights = weights.astype(score.dtype)
     loss = log_z - score
     if z_loss:
         loss = loss + z_loss * log_z**2
     weight = jnp.sum(weights)
-    return Sums(jnp.sum(weights * loss), weight, {"accuracy": jnp.sum(weights * (best == targets))})
+    return Sums(jnp.sum(weights * loss), weight, {"accuracy": jnp.sum(weights * (score >= highest))})
 
 
 def head(cfg: ModelConfig, params: Params, bank: Bank | None = None) -> Float[Array, "V D"]:
@@ -69,11 +69,13 @@ def head(cfg: ModelConfig, params: Params, bank: Bank | None = None) -> Float[Ar
 
 def token_scores(
     hidden: Float[Array, "N D"], head: Float[Array, "V D"], targets: Int[Array, "N"], *, chunk: int | None = None
-) -> tuple[Float[Array, "N"], Float[Array, "N"], Int[Array, "N"]]:
-    """(s, log Z, argmax) of each token: its target's score, log Σ_v exp s_v over all scores, and the best of them.
+) -> tuple[Float[Array, "N"], Float[Array, "N"], Float[Array, "N"]]:
+    """(s, log Z, max s) of each token: its target's score, log Σ_v exp s_v over all scores, and the highest of them.
 
-    The target's log-probability is s - log Z. Everything is in fp32 (or wider). The backward pass computes the scores
-    again, chunk by chunk; a head that is not differentiated costs it nothing. Differentiable once, by reverse mode.
+    The target's log-probability is s - log Z, and it is the greedy choice where s is the highest. Everything is in fp32
+    (or wider). Differentiable once, by reverse mode, in s and log Z. The gradient of `hidden` needs no second pass over
+    the vocabulary: ∂log Z/∂h = Σ_v p_v W_v is summed beside Z, as attention sums values (Milakov & Gimelshein 2018,
+    alg. 3). A head that is differentiated is: its scores are computed again, chunk by chunk.
 
     Args:
       chunk: columns of the vocabulary at a time; by default as many as keep to `SCORES`.
@@ -85,34 +87,42 @@ def token_scores(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _token_scores(chunk: int, hidden, head, targets):
+    return _summed(chunk, hidden, head, targets)[:3]
+
+
+def _summed(chunk: int, hidden, head, targets, *, with_mean: bool = False):
+    """(s, log Z, max s, Σ_v p_v W_v [N D] or None)."""
     rows, wide = hidden.shape[0], _wide(hidden)
 
     def add(i, carry):
-        top, total, score, best = carry
-        first, columns, scores = _chunk(chunk, i, hidden, head)
+        top, total, score, mean = carry
+        first, columns, weights, scores = _chunk(chunk, i, hidden, head)
         mine = targets - columns[0]
         here = (targets >= first) & (targets < columns[0] + chunk)
         own = jnp.take_along_axis(scores, jnp.clip(mine, 0, chunk - 1)[:, None], axis=1)[:, 0]
-        highest = jnp.max(scores, axis=1)
-        best = jnp.where(highest > top, columns[jnp.argmax(scores, axis=1)], best)
-        new = jnp.maximum(top, highest)
-        total = total * jnp.exp(top - new) + jnp.sum(jnp.exp(scores - new[:, None]), axis=1)
-        return new, total, jnp.where(here, own, score), best
+        new = jnp.maximum(top, jnp.max(scores, axis=1))
+        fade, terms = jnp.exp(top - new), jnp.exp(scores - new[:, None])
+        total = total * fade + jnp.sum(terms, axis=1)
+        if with_mean:
+            terms = terms.astype(hidden.dtype)
+            mean = mean * fade[:, None] + jnp.einsum("nv,vd->nd", terms, weights, preferred_element_type=wide)
+        return new, total, jnp.where(here, own, score), mean
 
     zeros = jnp.zeros(rows, wide)
-    init = (jnp.full(rows, -jnp.inf, wide), zeros, zeros, jnp.zeros(rows, targets.dtype))
-    top, total, score, best = jax.lax.fori_loop(0, -(-head.shape[0] // chunk), add, init)
-    return score, top + jnp.log(total), best
+    mean = jnp.zeros(hidden.shape, wide) if with_mean else None
+    init = (jnp.full(rows, -jnp.inf, wide), zeros, zeros, mean)
+    top, total, score, mean = jax.lax.fori_loop(0, -(-head.shape[0] // chunk), add, init)
+    return score, top + jnp.log(total), top, mean / total[:, None] if with_mean else None
 
 
 def _chunk(chunk: int, i, hidden, head):
-    """(first new column, columns, scores [N chunk]); the last chunk reaches back, and hides what was there before."""
+    """(first new column, columns, weights, scores [N chunk]); the last reaches back, hiding what was before."""
     first = i * chunk
     start = jnp.minimum(first, head.shape[0] - chunk)
     columns = start + jnp.arange(chunk)
     weights = jax.lax.dynamic_slice_in_dim(head, start, chunk)
     scores = jnp.einsum("nd,vd->nv", hidden, weights, preferred_element_type=_wide(hidden))
-    return first, columns, jnp.where(columns >= first, scores, -jnp.inf)
+    return first, columns, weights, jnp.where(columns >= first, scores, -jnp.inf)
 
 
 def _wide(hidden):
@@ -120,37 +130,32 @@ def _wide(hidden):
 
 
 def _forward(chunk, hidden, head, targets):
-    out = _token_scores(chunk, hidden.value, head.value, targets.value)
-    return out, (hidden.value, head.value, targets.value, out[1], hidden.perturbed, head.perturbed)
+    values = hidden.value, head.value, targets.value
+    score, log_z, top, mean = _summed(chunk, *values, with_mean=hidden.perturbed)
+    return (score, log_z, top), (*values, log_z, mean, head.perturbed)
 
 
 def _backward(chunk, residuals, cotangents):
-    """With p = exp(s - log Z): ds_v = p_v · dlogZ + [v = target] · ds; dh = ds W, dW = dsᵀ h."""
-    hidden, head, targets, log_z, want_hidden, want_head = residuals
+    """With p = exp(s - log Z): dh = dlogZ · Σ_v p_v W_v + ds · W_target; dW_v = (p_v · dlogZ + [v = target] · ds) h."""
+    hidden, head, targets, log_z, mean, want_head = residuals
     zero = lambda g: jnp.zeros(g.shape, g.dtype) if isinstance(g, jax.custom_derivatives.SymbolicZero) else g
     d_score, d_log_z = (zero(g)[:, None] for g in cotangents[:2])
     wide = _wide(hidden)
 
-    def add(i, carry):
-        d_hidden, d_head = carry
-        first, columns, scores = _chunk(chunk, i, hidden, head)
+    def add(i, d_head):
+        first, columns, _, scores = _chunk(chunk, i, hidden, head)
         seen = (columns >= first) & (columns == targets[:, None])
         d_scores = jnp.exp(scores - log_z[:, None]) * d_log_z + jnp.where(seen, d_score, 0)
-        d_scores = d_scores.astype(hidden.dtype)
-        if want_hidden:
-            weights = jax.lax.dynamic_slice_in_dim(head, columns[0], chunk)
-            d_hidden += jnp.einsum("nv,vd->nd", d_scores, weights, preferred_element_type=wide)
-        if want_head:
-            old = jax.lax.dynamic_slice_in_dim(d_head, columns[0], chunk)
-            new = old + jnp.einsum("nv,nd->vd", d_scores, hidden, preferred_element_type=wide)
-            d_head = jax.lax.dynamic_update_slice_in_dim(d_head, new, columns[0], 0)
-        return d_hidden, d_head
+        old = jax.lax.dynamic_slice_in_dim(d_head, columns[0], chunk)
+        new = old + jnp.einsum("nv,nd->vd", d_scores.astype(hidden.dtype), hidden, preferred_element_type=wide)
+        return jax.lax.dynamic_update_slice_in_dim(d_head, new, columns[0], 0)
 
-    empty = lambda like, want: jnp.zeros(like.shape, wide) if want else None
-    init = (empty(hidden, want_hidden), empty(head, want_head))
-    d_hidden, d_head = jax.lax.fori_loop(0, -(-head.shape[0] // chunk), add, init)
-    cast = lambda g, like: None if g is None else g.astype(like.dtype)
-    return cast(d_hidden, hidden), cast(d_head, head), None
+    d_hidden = d_head = None
+    if mean is not None:
+        d_hidden = (d_log_z * mean + d_score * head[targets].astype(wide)).astype(hidden.dtype)
+    if want_head:
+        d_head = jax.lax.fori_loop(0, -(-head.shape[0] // chunk), add, jnp.zeros(head.shape, wide)).astype(head.dtype)
+    return d_hidden, d_head, None
 
 
 _token_scores.defvjp(_forward, _backward, symbolic_zeros=True)

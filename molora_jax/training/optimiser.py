@@ -29,32 +29,36 @@ class Group:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """The factor on every group's rate, by step: 0 to 1 over the warm-up, then to `end` at `steps`.
+    """The factor on every group's rate, by step: 0 to 1 over the warm-up, 1 for a while, then to `end` at `steps`.
 
     Attributes:
-      shape: how it falls after the warm-up.
+      shape: how it falls in the end.
       steps: of the whole run.
       warmup: steps of linear rise; the first of them already moves.
+      hold: steps at 1 after them (Hu et al. 2024, MiniCPM §4): up to the fall, a longer run is the same run.
       end: factor at the last step.
     """
 
     shape: Literal["constant", "linear", "cosine"] = "constant"
     steps: int = 0
     warmup: int = 0
+    hold: int = 0
     end: float = 0.0
 
     def __post_init__(self):
         if self.shape not in ("constant", "linear", "cosine"):
             raise UserError(f"schedule: got shape {self.shape!r}, expected constant, linear or cosine")
-        if self.warmup < 0 or (self.shape != "constant" and self.steps <= self.warmup):
-            raise UserError(f"schedule: got {self.warmup} warm-up of {self.steps} steps, expected fewer than all")
+        before = self.warmup + self.hold
+        if min(self.warmup, self.hold) < 0 or (self.shape != "constant" and self.steps <= before):
+            raise UserError(f"schedule: got {before} steps of {self.steps} before the fall, expected fewer than all")
 
     def __call__(self, step):
         """The factor of the update that follows `step` updates."""
         rise = jnp.minimum((step + 1) / (self.warmup + 1), 1.0)
         if self.shape == "constant":
             return rise
-        done = jnp.clip((step - self.warmup) / (self.steps - self.warmup), 0.0, 1.0)
+        before = self.warmup + self.hold
+        done = jnp.clip((step - before) / (self.steps - before), 0.0, 1.0)
         left = (1 + jnp.cos(jnp.pi * done)) / 2 if self.shape == "cosine" else 1 - done
         return rise * (self.end + (1 - self.end) * left)
 

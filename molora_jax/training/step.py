@@ -8,11 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from molora_jax import sharding
 from molora_jax.config import UserError
 from molora_jax.data.batch import Batch
 from molora_jax.training.objective import Sums
 from molora_jax.training.optimiser import OptimiserConfig, optimiser
 from molora_jax.training.partition import Leaves, Partition, matches, partition
+from molora_jax.training.placement import Placement
 from molora_jax.typing import Array, Bool, Int
 
 Loss = Callable[[Any, Batch, Array], Sums]
@@ -54,26 +56,44 @@ class Trainer:
       accumulate: microbatches that a batch is cut into, along its rows; the gradient is that of the whole batch, each
         token counting the same wherever it lies.
       dtype: computes with `LOW_PRECISION` leaves in this dtype; None: with each in its own.
+      place: on a mesh of devices; None: on the default one. Every process gives its own rows of the batches.
 
     Attributes:
       partition: how the leaves go together.
       frozen: the leaves that no step touches.
+      place: as it was given.
     """
 
-    def __init__(self, tree: Any, loss: Loss, config: OptimiserConfig, *, accumulate: int = 1, dtype=None, seed=0):
+    def __init__(
+        self,
+        tree: Any,
+        loss: Loss,
+        config: OptimiserConfig,
+        *,
+        accumulate: int = 1,
+        dtype=None,
+        seed=0,
+        place: Placement | None = None,
+    ):
         compute = None if dtype is None else (dtype, matches(LOW_PRECISION))
-        self.partition, trained, self.frozen = partition(tree, config.trains, compute=compute)
-        self.config, self._rows = config, accumulate
-        self._update = optimiser(config, trained)
-        halted, step = jnp.zeros((), bool), jnp.zeros((), jnp.int32)
-        self._first = State(step, trained, self._update.init(trained), jax.random.key(seed), halted)
-        run = functools.partial(_step, self.partition, loss, self._update, accumulate)
-        self._step = jax.jit(run, donate_argnums=0)
-        self._sums = jax.jit(functools.partial(_sums, self.partition, loss))
+        self.partition, self._trained, self.frozen = partition(tree, config.trains, compute=compute)
+        self.config, self.place, self._rows = config, place, accumulate
+        update = optimiser(config, self._trained)
+        first = functools.partial(_first, update, seed)
+        state, numbers = {}, {}
+        if place is not None:
+            self._trained, self.frozen = place.leaves(self._trained), place.leaves(self.frozen)
+            like, whole = jax.eval_shape(first, self._trained), sharding.whole(place.mesh)
+            shardings = place.state(like, self._trained)
+            state, numbers = dict(out_shardings=shardings), dict(out_shardings=whole)
+        self._init = jax.jit(first, **state)
+        run = functools.partial(_step, self.partition, loss, update, accumulate)
+        self._step = jax.jit(run, donate_argnums=0, **(state and dict(out_shardings=(shardings, whole))))
+        self._sums = jax.jit(functools.partial(_sums, self.partition, loss), **numbers)
 
     def init(self) -> State:
         """The state before the first step; each call gives buffers of its own."""
-        return jax.tree.map(jnp.copy, self._first)
+        return self._init(self._trained)
 
     def step(self, state: State, batch: Batch) -> tuple[State, Metrics]:
         """The state after one update, and "loss", "weight", "grad_norm", "finite" and the loss's extras as averages.
@@ -84,16 +104,25 @@ class Trainer:
         rows = batch.tokens.shape[0]
         if rows % self._rows:
             raise UserError(f"step: got {rows} rows for {self._rows} microbatches, expected a multiple")
-        return self._step(state, self.frozen, batch)
+        return self._step(state, self.frozen, self._placed(batch))
 
     def sums(self, state: State, batch: Batch) -> Sums:
         """The loss of a batch as it is, without a gradient; with the key of step 0, so that it repeats."""
-        return self._sums(state.trained, self.frozen, batch)
+        return self._sums(state.trained, self.frozen, self._placed(batch))
+
+    def _placed(self, batch: Batch) -> Batch:
+        return batch if self.place is None else self.place.batch(batch)
 
     def tree(self, state: State) -> Any:
         """The model as it is now, with the masters in their full precision."""
         leaves = {**self.frozen, **state.trained}
         return self.partition.tree.unflatten([leaves[path] for path in self.partition.paths])
+
+
+def _first(update, seed: int, trained: Leaves) -> State:
+    trained = jax.tree.map(jnp.copy, trained)
+    step, halted = jnp.zeros((), jnp.int32), jnp.zeros((), bool)
+    return State(step, trained, update.init(trained), jax.random.key(seed), halted)
 
 
 def _sums(parts: Partition, loss: Loss, trained, frozen, batch) -> Sums:

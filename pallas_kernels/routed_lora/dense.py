@@ -58,8 +58,8 @@ def hard_bank_gradient(v, x, ids, experts: int, tile: int = 64):
     acc = accumulator(v.dtype, x.dtype)
     x, v = x.astype(acc), v.astype(acc)
     if experts == 1:
-        mine = (ids == 0)[:, None]
-        return product("nr,nd->rd", jnp.where(mine, v, 0), jnp.where(mine, x, 0), acc)[None]
+        mine = (ids == 0)[None]  # as columns, like `xla.alone`
+        return product("rn,dn->rd", jnp.where(mine, v.T, 0), jnp.where(mine, x.T, 0), acc)[None]
     plan = schedule.sort(ids, experts, tile)
     pad = lambda y: jnp.pad(y[plan.order], ((0, tile), (0, 0)))
     xs, vs = pad(x), pad(v)

@@ -60,17 +60,27 @@ def packed(x, pair: Banks, ids, mult, _tile):
     for everyone, and the tokens of an expert that has any are set to nan.
     """
     e = pair.experts
+    if e == 1:
+        return alone(x, pair, ids, mult)
     all_u = product(f"nd,{pair.down_axes}->ner", x, pair.down, sums(x, pair))
     mine = (ids[:, None] == jnp.arange(e))[:, :, None]
     u = jnp.sum(jnp.where(mine, all_u, 0), axis=1)
     h = jnp.where(mine, (u * mult.reshape(len(x), -1))[:, None], 0)
     h = h.astype(operand(x, pair.up))
-    if e == 1:
-        return product(f"ner,{pair.up_axes}->nf", h, pair.up, sums(x, pair)), u
     finite = jnp.isfinite(pair.up)
     y = product(f"ner,{pair.up_axes}->nf", h, jnp.where(finite, pair.up, 0), sums(x, pair))
     poisoned = jnp.any(mine[:, :, 0] & ~jnp.all(finite, axis=(1, 2)), axis=1)
     return jnp.where(poisoned[:, None], jnp.nan, y), u
+
+
+def alone(x, pair: Banks, ids, mult):
+    """`packed` of one expert, as columns: for a CPU the products with a bank on the left are the fast ones."""
+    mine = (ids == 0)[None]
+    down, up = pair.down[0], pair.up[0]
+    d, f = pair.down_axes[1:], pair.up_axes[1:]
+    u = jnp.where(mine, product(f"{d},dn->rn", down, x.T, sums(x, pair)), 0)
+    h = jnp.where(mine, u * mult.reshape(len(x), -1).T, 0).astype(operand(x, pair.up))
+    return product(f"{f},rn->fn", up, h, sums(x, pair)).T, u.T
 
 
 def loop(x, pair: Banks, ids, mult, tile: int):

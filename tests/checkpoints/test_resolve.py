@@ -237,7 +237,7 @@ def test_an_environment_without_pip(index, monkeypatch, tmp_path):
     "name", ["", "nonsense", "./org/model", "missing/model.gguf", "a/b/c", "org/", "/no/such/folder"]
 )
 def test_what_is_no_name_at_all(name):
-    assert f"got {name!r}, expected an existing folder or .gguf file, pypi:PACKAGE or a hub name" in refused(name)
+    assert f"got {name!r}, expected an existing folder or .gguf file, testbed:small or testbed:large" in refused(name)
 
 
 @pytest.mark.parametrize("name", ["pypi:", "pypi:a b", "pypi:--target=x", "pypi:a;b", "pypi:a @ http://x"])

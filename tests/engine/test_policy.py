@@ -82,23 +82,13 @@ def test_clamp(thresholds, active, want):
     assert policy.clamp(np.array(thresholds), active).tolist() == want
 
 
-def test_on_edges():
-    edges = np.array([1, 2, 4, 8])
-    assert both("on_edges", np.array([1, 3, 4, 9]), edges).tolist() == [1, 2, 4, 8]
-    assert both("on_edges", np.array([1, 3]), np.array([2, 4])).tolist() == [1, 2]
-
-
-@given(st.integers(1, 20), st.lists(st.sampled_from([0.5, 1.0, 1.5, 4.0]), min_size=4, max_size=4))
-def test_rows_are_those_served_the_quickest(waiting, seconds):
-    edges = np.array([1, 2, 4, 8])
-    got = int(both("rows", np.asarray(waiting), edges, np.array(seconds)))
-    rates = {}
-    for edge, cost in zip(edges.tolist(), seconds, strict=True):
-        count = min(edge, waiting)
-        rates[count] = max(rates.get(count, 0), count / cost)
-    assert got == max(count for count, rate in rates.items() if rate == max(rates.values()))
+@given(st.lists(st.sampled_from([0.5, 1.0, 1.5, 4.0, np.inf]), min_size=1, max_size=9))
+def test_rows_are_those_served_the_quickest(seconds):
+    got = int(both("rows", np.array(seconds)))
+    rates = [count / cost for count, cost in enumerate(seconds, 1)]
+    assert got == max(count for count, rate in enumerate(rates, 1) if rate == max(rates))
 
 
 def test_all_go_where_a_run_costs_the_same():
-    assert policy.rows(np.asarray(5), np.array([1, 4, 8]), np.array([1.0, 1.0, 1.0])) == 5
-    assert policy.rows(np.asarray(5), np.array([1, 4, 8]), np.array([1.0, 1.0, 2.0])) == 4
+    assert policy.rows(np.array([1.0, 1.0, 1.0, np.inf])) == 3
+    assert policy.rows(np.array([1.0, 1.0, 2.0, 4.0])) == 2

@@ -128,10 +128,36 @@ def test_times_are_measured_and_thresholds_follow_from_them(engine):
     engine.schedule = dataclasses.replace(engine.schedule, thresholds=np.array([1, 1], np.int32))
 
 
+def test_thresholds_follow_the_requests_while_they_run(engine):
+    slow = np.where([run.model for run, _ in engine.plan.choices], 10.0, 1.0).astype(np.float32)
+    before, engine.schedule = engine.schedule, dataclasses.replace(engine.schedule, seconds=slow)
+    engine._tune_every = 2
+    asked = [request(i, 0.4) for i in range(5)]
+    for one in asked:
+        engine.submit(one)
+    chosen = []
+    while engine.busy:
+        engine.step()
+        chosen.append(engine.schedule.thresholds.tolist())
+    engine._tune_every, engine.schedule = 0, before
+    assert max(chosen)[1] > 1
+    assert chosen[-1] == [1, 1]  # of one request alone
+
+
+def test_usage_tells_what_each_model_did(engine):
+    before = engine.usage
+    engine.run([request(i, 0.4) for i in range(5)])
+    small, large = engine.usage
+    assert small.rows - before[0].rows == 5 * 16
+    assert 0 < large.rows - before[1].rows < 5 * 16
+    assert small.runs > before[0].runs
+    assert min(small.padding, large.padding) >= 1
+
+
 def test_no_kv_table_is_copied():
     cfg, params = fakes.weights("gemma3", unrolled=False)
     row = 4 * 2 * cfg.kv_width
-    pages = (32 * MEGABYTE // (row * 16 * cfg.layers),) * (2 * len(cfg.kinds))
+    pages = (32 * MEGABYTE // (row * 16 * cfg.layers),) * 2
     config = EngineConfig(max_rows=3, max_length=64, prefill_chunk=32, block=4, pages=pages)
     engine = RoutedEngine([Model(cfg, params)] * 2, Bernoulli(), config=config)
     assert engine.kv_bytes > 60 * MEGABYTE
@@ -144,6 +170,8 @@ def test_no_kv_table_is_copied():
 def test_bad_requests_get_one_line(engine, models):
     with pytest.raises(UserError, match="models: got 2, expected 3"):
         RoutedEngine(models, ModelEnsemble(), config=CONFIG)
+    with pytest.raises(UserError, match="pages: got 3, expected 2, one for each model"):
+        RoutedEngine(models, Bernoulli(), config=dataclasses.replace(CONFIG, pages=(9, 9, 9)))
     with pytest.raises(UserError, match="knob treshold: Bernoulli has no such knob, expected one of: share"):
         engine.submit(Request(prompt=[1], max_new_tokens=3, knobs=dict(treshold=1)))
     with pytest.raises(UserError, match="adapter: got 'poet', expected none"):

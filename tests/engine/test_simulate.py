@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from molora_jax.config import UserError
 from molora_jax.engine.simulate import Schedule, random_trace, recorded_trace, simulate
-from molora_jax.engine.throughput import Routing, StepTimes, best_shared, constant, separate, shared
+from molora_jax.engine.throughput import Routing, best_shared, constant, separate, shared
 
 PAPER = (constant(6.0e-3), constant(27.9e-3))
 TIMES = (constant(6e-3), constant(30e-3))
@@ -91,16 +91,6 @@ def test_the_guard_bounds_every_wait():
     assert shared_guard.waited[1] <= 2 * 5.0
 
 
-def test_runs_take_the_rows_that_fill_a_bucket():
-    times = (StepTimes(((1, 1, 1.0), (4, 4, 1.0), (8, 8, 3.0))), constant(1.0))
-    traces = lambda: [recorded_trace([0] * 10) for _ in range(6)]
-    padded = simulate(traces(), times, Schedule())
-    filled = simulate(traces(), times, Schedule(edges=(1, 4, 8)))
-    assert padded.seconds == 30
-    assert filled.rows[0] == 60
-    assert filled.seconds == pytest.approx(15)
-
-
 @pytest.mark.parametrize("schedule", [Schedule(thresholds=(1, 4)), Schedule(shared=True, thresholds=(2, 3))])
 def test_the_order_of_time_changes_no_counts(schedule):
     writers = [[0, 1, 0, 0, 1, 1], [1, 1, 1], [0, 0, 0, 0], [0, 1]]
@@ -125,15 +115,14 @@ TRACES = st.integers(1, 3).flatmap(
     st.sampled_from(["delayed", "lockstep", "step_sync"]),
     st.booleans(),
     st.sampled_from([math.inf, 0.0, 0.7, 3.0]),
-    st.sampled_from([(), (1, 2, 4)]),
     st.dictionaries(st.integers(0, 6), st.sampled_from([0.0, 0.3, 1.0, 2.5, 9.0]), max_size=4),
 )
-def test_nobody_is_left_waiting(case, kind, on_one, max_wait, edges, aborts):
+def test_nobody_is_left_waiting(case, kind, on_one, max_wait, aborts):
     """Requests that end or are aborted at any time, thresholds of any size: all others come to their end."""
     traces, thresholds = case
     aborts = {i: at for i, at in aborts.items() if i < len(traces)}
     times = [lambda rows, tokens, i=i: 0.3 + 0.7 * i + 0.1 * rows + 0.01 * tokens for i in range(len(thresholds))]
-    schedule = Schedule(kind=kind, shared=on_one, thresholds=tuple(thresholds), max_wait=max_wait, edges=edges)
+    schedule = Schedule(kind=kind, shared=on_one, thresholds=tuple(thresholds), max_wait=max_wait)
     got = simulate(traces, times, schedule, aborts=aborts)
     kept = [trace for i, trace in enumerate(traces) if i not in aborts]
     assert len(kept) <= got.finished <= len(traces)

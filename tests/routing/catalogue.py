@@ -1,5 +1,7 @@
 """Every program, with parameters and hooks' inputs of a vocabulary of 12 and a width of 4."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -70,12 +72,26 @@ PROGRAMS = [
     token_adapters.TokenAdapters("control"),
 ]
 
+KNOBS = {
+    "Bernoulli": dict(share=0.5),
+    "R2R": dict(threshold=0.465),
+    "Deferral-entropy": dict(threshold=0.3),
+    "Deferral-max_prob": dict(threshold=0.9999),
+    "Deferral-margin": dict(threshold=0.9999),
+    "GlimpRouter": dict(threshold=0.1),
+    "SessionCascade": dict(threshold=-0.01),
+    "SpecReason": dict(threshold=3.5),
+    "RSD": dict(threshold=0.5),
+}
+"""With which these programs move between models of random weights."""
+
 
 def name(program: Program) -> str:
     kind = [getattr(program, field) for field in ("by", "space", "rule") if hasattr(program, field)]
     return "-".join([type(program).__name__, *kind])
 
 
+@functools.cache
 def params(program: Program):
     """Parameters of any program: each takes what it knows."""
     rng = np.random.default_rng(0)

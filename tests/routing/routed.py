@@ -15,7 +15,7 @@ from molora_jax.routing.program import Program
 from tests.routing import catalogue, naive_route
 from tests.routing.catalogue import VOCAB, WIDTH
 
-LENGTH = 40
+LENGTH = 32
 """Longest prompt and continuation together."""
 
 
@@ -75,19 +75,20 @@ def engine(program: Program, **sizes) -> RoutedEngine:
     return RoutedEngine(models, program, catalogue.params(program), EngineConfig(**defaults | sizes), entropy=True)
 
 
-def requests(seed: int, count: int) -> list[Request]:
-    """Greedy and sampled ones, with and without stops, of any length."""
+def requests(seed: int, count: int, program: Program | None = None) -> list[Request]:
+    """Greedy and sampled ones, with and without stops, of any length; with knobs that suit `program`."""
     rng = np.random.default_rng(seed)
-    drawn = []
+    knobs, drawn = catalogue.KNOBS.get(program and catalogue.name(program), {}), []
     for i in range(count):
-        length = int(rng.integers(1, 20))
+        length = int(rng.integers(1, 12))
         drawn.append(
             Request(
                 prompt=tuple(rng.integers(0, VOCAB, length).tolist()),
-                max_new_tokens=int(rng.choice([1, 2, 9, LENGTH - length])),
-                stops=tuple(rng.integers(0, VOCAB, int(rng.integers(0, 2))).tolist()),
+                max_new_tokens=(LENGTH - length, 9, 1)[i % 3],
+                stops=tuple(rng.integers(0, VOCAB, i // 2 % 2).tolist()),
                 temperature=0.0 if i % 2 else 1.0,
                 seed=int(rng.integers(2**32)),
+                knobs=knobs,
             )
         )
     return drawn

@@ -43,8 +43,8 @@ def test_numbers_go_to_jsonl_and_to_the_terminal(tmp_path, capsys):
     evaluate = held_out(made, lambda: [toy.rows(9)])
     go(5, tmp_path, evaluate=evaluate, log_every=2, evaluate_every=3, progress=True)
     steps = [(line["step"], "eval_loss" in line) for line in lines(tmp_path)]
-    assert steps == [(2, False), (3, True), (4, False), (5, False), (5, True)]
-    assert {"loss", "weight", "grad_norm", "tokens_per_second"} <= set(lines(tmp_path)[0])
+    assert steps == [(0, True), (2, False), (3, True), (4, False), (5, False), (5, True)]
+    assert {"loss", "weight", "grad_norm", "tokens_per_second"} <= set(lines(tmp_path)[1])
     shown = capsys.readouterr().err
     assert "5/5" in shown
     assert "loss=" in shown
@@ -74,7 +74,7 @@ def test_a_held_out_loss_is_the_mean_over_all_its_tokens():
 
 
 def test_the_best_and_the_last_checkpoint_are_kept(tmp_path):
-    scores = iter([3.0, 1.0, 2.0, 5.0])
+    scores = iter([0.5, 3.0, 1.0, 2.0, 5.0])
     go(8, tmp_path, evaluate=lambda state: {"loss": next(scores)}, evaluate_every=2, keep_last=1)
     store = Store(tmp_path / "checkpoints")
     assert (store.steps, store.best) == ((4, 8), 4)
@@ -132,7 +132,7 @@ REFUSED = {
     ),
     "a score that is none": (
         lambda: go(1, evaluate=lambda state: {"loss": float("nan")}, evaluate_every=1),
-        "got loss nan in the evaluation at step 1",
+        "got loss nan in the evaluation at step 0",
     ),
     "nothing held out": (lambda: held_out(trainer(), lambda: [])(None), "got no token that counts"),
 }

@@ -132,6 +132,8 @@ def test_schedules_rise_and_fall():
     curve = Schedule(shape="cosine", steps=10)
     np.testing.assert_allclose([curve(i) for i in (0, 5, 10)], [1, 0.5, 0], atol=1e-6)
     np.testing.assert_allclose([Schedule()(i) for i in (0, 99)], [1, 1])
+    held = Schedule(shape="linear", steps=9, warmup=1, hold=4, end=0.5)
+    np.testing.assert_allclose([held(i) for i in range(10)], [0.5, 1, 1, 1, 1, 1, 0.875, 0.75, 0.625, 0.5])
 
 
 def test_a_warm_up_slows_the_first_step():
@@ -239,7 +241,7 @@ REFUSED = {
     "integers": (lambda: trainer(None, Group(name="x", paths=("*.slots",), rate=1)), "got no leaf that trains"),
     "no group": (lambda: OptimiserConfig(groups=()), r"got groups \[\], expected at least one"),
     "two names": (lambda: config(ADAPTER, ADAPTER), "each with its own name"),
-    "a long warm-up": (lambda: Schedule(shape="cosine", steps=5, warmup=5), "got 5 warm-up of 5 steps"),
+    "a long warm-up": (lambda: Schedule(shape="cosine", steps=5, warmup=5), "got 5 steps of 5 before the fall"),
     "a shape": (lambda: Schedule(shape="step"), "expected constant, linear or cosine"),
     "odd rows": (lambda: run(trainer(accumulate=3), 1), "got 4 rows for 3 microbatches, expected a multiple"),
     "dots": (

@@ -7,15 +7,15 @@ from molora_jax.data.testbed.problem import Domain, Operation, Sign
 
 
 def _start(rng, level):
-    return rng.randrange(10 if level == 1 else 100)
+    return rng.randrange(100)
 
 
 def _term(rng, level, value):
-    return rng.randrange(1, 10 if level == 1 else 100)
+    return rng.randrange(1, 10 if level < 3 else 100)
 
 
 def _factor(rng, level, value):
-    return rng.randrange(2, 6 if level < 3 else 10)
+    return rng.randrange(2, 4 if level < 3 else 6)
 
 
 def _any(rng, level, value):

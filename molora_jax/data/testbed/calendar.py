@@ -1,6 +1,6 @@
 """Calendar arithmetic: a weekday and a time of day, moved by days, hours and minutes.
 
-`date: Tue 21:40, add 05 h, back 45 m` is solved by ` add 05 h: Wed 02:40; back 45 m: Wed 01:55 -> Wed 01:55`.
+`date: Tue 21:40, add 05 h, back 50 m` is solved by ` add 05 h: Wed 02:40; back 50 m: Wed 01:50 -> Wed 01:50`.
 Values are minutes since Monday 00:00, modulo a week.
 """
 
@@ -11,8 +11,13 @@ _HOUR, _DAY, _WEEK = 60, 24 * 60, 7 * 24 * 60
 _MINUTES_OF = {"m": 1, "h": _HOUR, "d": _DAY}
 
 
+def _grain(level):
+    """Minutes are multiples of it."""
+    return 30 if level < 3 else 10
+
+
 def _time(rng, level):
-    grain = 30 if level == 1 else 5
+    grain = _grain(level)
     return rng.randrange(_WEEK // grain) * grain
 
 
@@ -23,9 +28,12 @@ def _show(time):
 
 def _amount(rng, level, value):
     """A duration; minutes come in the grain of the level, and hours get longer with it."""
-    unit = rng.choice("mhd")
-    grain = 30 if level == 1 else 5
-    amounts = {"m": range(grain, 60, grain), "h": range(1, 6 if level == 1 else 12), "d": range(1, 4 + (level > 1) * 3)}
+    unit, grain = rng.choice("mhd"), _grain(level)
+    amounts = {
+        "m": range(grain, 60, grain),
+        "h": range(1, 6 if level < 3 else 12),
+        "d": range(1, 4 if level < 3 else 7),
+    }
     return f" {rng.choice(amounts[unit]):02d} {unit}"
 
 

@@ -45,7 +45,7 @@ class Recipe:
 
 
 PRETRAINING = Recipe(
-    shares={**dict.fromkeys(DOMAINS, 1.0), SEVERAL: 0.7, INTERLEAVED: 0.7, facts.FACTS: 1.0},
+    shares={**dict.fromkeys(DOMAINS, 1.0), SEVERAL: 0.4, INTERLEAVED: 0.4, facts.FACTS: 0.5},
     signs=0.15,
     rival=0.7,
     subsets=0.5,

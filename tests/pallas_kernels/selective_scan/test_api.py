@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from pallas_kernels.common import NotSupported
@@ -62,6 +63,16 @@ def test_a_single_token_is_no_loop():
     lower = lambda name: jax.jit(lambda ops: selective_scan(**ops)).lower(shapes(specs.CPU[name])[0]).as_text()
     assert "while" not in lower("decode")
     assert "while" in lower("gate")
+
+
+def test_rows_of_more_than_65536_tokens_have_no_tail_that_is_skipped():
+    """flash-linear-attention #906: with a decay of 1/2 and inputs of 1 the state settles at 2, to the last token."""
+    T = 65_536 + 65
+    ones, A = jnp.ones((1, T, 1)), jnp.full((1, 1), -jnp.log(2.0))
+    y, pull_back = jax.vjp(jax.jit(lambda u: selective_scan(u, ones, A, ones, ones)[0]), ones)
+    np.testing.assert_allclose(y[0, 40:, 0], 2, rtol=1e-6)
+    (slope,) = pull_back(ones)
+    np.testing.assert_allclose(slope[0, -50:, 0], 2 - 0.5 ** np.arange(49, -1, -1.0), rtol=1e-6)
 
 
 def test_the_backward_keeps_no_state_of_every_token():

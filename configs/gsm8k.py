@@ -1,0 +1,46 @@
+"""A specialist for school mathematics: SmolLM2-135M on GSM8K's training file.
+
+    python -m experiments.train --config=configs/gsm8k.py --out=runs/gsm8k
+    python -m experiments.train --config=configs/gsm8k.py:malora --out=runs/malora
+
+After the colon: lora (the default), rslora, dora; the gates malora, mamba, gru, lstm, linear, toplora, gatera, scalar;
+equal, which is LoRA with the parameters of mamba.
+
+Cost: lora takes 8 s of CPU a step of 4 × 256 tokens, so that 200 steps should be a quarter of an hour on two idle
+cores; malora takes 12 to 15 s, and half a minute of CPU to compile. Expect the held-out loss to fall from 1.40 to 0.92
+within 20 steps and to 0.91 within 40 (`--config.steps=40 --config.warmup=4 --config.held_out=16`). Questions of more
+than 256 tokens with their solutions are left out and counted (1,011 of 7,473).
+"""
+
+import dataclasses
+
+from molora_jax.adapters.gate import PUBLISHED, GateConfig
+from molora_jax.config import UserError
+from molora_jax.training import settings
+from molora_jax.training.settings import SFTConfig
+from molora_jax.training.specialist import AdapterConfig
+
+PLAIN = ("lora", "rslora", "dora", "equal")
+GATES = {
+    "mamba": GateConfig(),
+    "malora": PUBLISHED["malora"],
+    "gru": GateConfig(kind="gru"),
+    "lstm": GateConfig(kind="lstm"),
+    "linear": GateConfig(kind="linear"),
+    "toplora": PUBLISHED["toplora"],
+    "gatera": PUBLISHED["gatera"],
+    "scalar": PUBLISHED["scalar"],
+}
+
+
+def adapter(kind: str) -> AdapterConfig:
+    """The adapter of that name."""
+    if kind in PLAIN:
+        return AdapterConfig(kind=kind)
+    if kind not in GATES:
+        raise UserError(f"config: got {kind!r}, expected one of {', '.join((*PLAIN, *GATES))}")
+    return AdapterConfig(kind="gated", gate=GATES[kind])
+
+
+def get_config(kind: str = "lora"):
+    return settings.editable(dataclasses.replace(SFTConfig(data="gsm8k"), adapter=adapter(kind)))

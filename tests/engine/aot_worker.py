@@ -1,0 +1,39 @@
+"""Compiles a routed engine's whole program for a TPU that is not there, and says what memory it wants."""
+
+import functools
+import json
+import sys
+
+import jax
+import numpy as np
+
+from molora_jax.engine import fused
+from molora_jax.engine.request import EngineConfig
+from molora_jax.engine.routed import Model, RoutedEngine, _look
+from molora_jax.routing.programs.bernoulli import Bernoulli
+from tests import fakes
+from tests.pallas_kernels import aot
+
+PAGES = 2048
+
+
+def engine() -> RoutedEngine:
+    """Two models with windowed layers, and KV tables much larger than all else."""
+    config = EngineConfig(max_rows=8, max_length=256, prefill_chunk=64, block=8, pages=(PAGES, PAGES))
+    return RoutedEngine([Model(*fakes.weights("gemma3", unrolled=False))] * 2, Bernoulli(), config=config)
+
+
+def main(topology: str) -> None:
+    routed = engine()
+    args = (routed.weights, routed.schedule, routed._memories, routed._table, np.zeros(8, np.int32))
+    args += (np.int32(8), np.bool_(False), np.int32(fused.NONE))
+    with aot.chip(topology) as device:
+        there = jax.sharding.SingleDeviceSharding(device)
+        abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=there), args)
+        run = jax.jit(functools.partial(_look, routed.plan), donate_argnums=(2, 3))
+        facts = aot.compiled(lambda: run.lower(*abstract))
+    print(json.dumps(facts | {"kv_bytes": routed.kv_bytes}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
