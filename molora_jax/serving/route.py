@@ -85,7 +85,8 @@ def calibrated(
       UserError: see `threshold.choose`.
     """
     chosen = threshold.choose(engine, measured, share)
-    say(f"threshold {chosen.threshold:.6g}: promises the large model {chosen.share:.1%} of {len(measured)} answers")
+    answers = f"{len(measured)} answer{'s' * (len(measured) > 1)}"
+    say(f"threshold {chosen.threshold:.6g}: with it the large model wrote {chosen.share:.1%} of {answers}")
     knob = dict(threshold=chosen.threshold)
     return [dataclasses.replace(each, knobs={**each.knobs, **knob}) for each in requests]
 

@@ -17,15 +17,19 @@ from molora_jax.routing.calibration import Calibration, calibrate
 from molora_jax.routing.program import Program
 from molora_jax.typing import Array, Float, Int, Params
 
+ROUNDS, CLOSE = 8, 0.02
+"""Most thresholds that are tried, and how near to the wanted share is near enough."""
+
 STEP = 64
 """Sequences are padded to a multiple of it, so that few programs are compiled."""
 
 
 def choose(engine: RoutedEngine, requests: Sequence[Request], share: float) -> Calibration:
-    """The threshold at which the large model writes nearly `share` of the tokens of `requests`, which are run.
+    """The threshold at which the large model writes nearly `share` of the tokens of `requests`, and what it wrote.
 
-    The router scores every token of the small model's own answers; where the large model has written, the small one
-    goes on differently, so that the realised share is near the one promised, not equal to it.
+    The first one comes from the router's scores of the small model's own answers. But after a token of the large model
+    the small one is in a text that it would not have written, and its scores are others; so the requests are run with
+    that threshold, what came of them is scored anew, and so on, by bisection where that leads astray.
 
     Raises:
       UserError: a program that does not compare each token of the small model with one threshold, or a bad share.
@@ -38,14 +42,38 @@ def choose(engine: RoutedEngine, requests: Sequence[Request], share: float) -> C
         )
     if not 0 <= share <= 1:
         raise UserError(f"share: got {share}, expected 0 to 1")
-    never = -np.inf if program.below else np.inf
-    alone = [dataclasses.replace(each, knobs={**each.knobs, "threshold": never}) for each in requests]
-    model, weights = engine.fleet.cfgs[program.hidden_of], engine.weights.models[program.hidden_of]
-    found = []
-    for request, event in zip(alone, engine.run(alone), strict=True):
-        found.append(scores(program, engine.weights.program, model, weights, request.prompt, event.tokens))
     budget = max(requests[0].knobs.get("budget", program.knobs.get("budget", 1)), 1)
-    return calibrate(np.concatenate(found), share, below=program.below, budget=budget)
+    sign = -1 if program.below else 1  # below, scores and thresholds are negated, so that high ones are routed
+    texts, pool, tried = _run(engine, requests, sign * np.inf)[0], np.empty(0), []
+    low, high = -np.inf, np.inf  # thresholds with too high and too low a share
+    for _ in range(ROUNDS):
+        found = np.concatenate([_own_scores(engine, each, text) for each, text in zip(requests, texts, strict=True)])
+        pool = np.unique(np.append(pool, sign * found))
+        value = sign * calibrate(found, share, below=program.below, budget=budget).threshold
+        if not low < value < high:
+            between = pool[(pool > low) & (pool < high)]
+            if not between.size:
+                break
+            value = float(between[between.size // 2])
+        texts, realised = _run(engine, requests, sign * value)
+        tried.append(Calibration(sign * value, realised))
+        if abs(realised - share) <= CLOSE:
+            break
+        low, high = (value, high) if realised > share else (low, value)
+    return min(tried, key=lambda each: abs(each.share - share))
+
+
+def _run(engine: RoutedEngine, requests: Sequence[Request], threshold: float) -> tuple[list[list[int]], float]:
+    """The answers, and the large model's share of their tokens."""
+    events = engine.run([dataclasses.replace(each, knobs={**each.knobs, "threshold": threshold}) for each in requests])
+    writers = np.concatenate([event.writers for event in events])
+    return [event.tokens for event in events], float(np.mean(writers != engine.program.hidden_of))
+
+
+def _own_scores(engine: RoutedEngine, request: Request, text: Sequence[int]) -> Float[np.ndarray, "N"]:
+    program, params = engine.program, engine.weights.program
+    own = engine.fleet.cfgs[program.hidden_of], engine.weights.models[program.hidden_of]
+    return scores(program, params, *own, request.prompt, text)
 
 
 def scores(

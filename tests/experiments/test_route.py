@@ -39,7 +39,7 @@ def test_a_share_a_comparison_and_a_file(folder, tmp_path):
     assert legend.endswith(f"large (^) {sum(writers)} of {len(writers)} tokens ({sum(writers) / len(writers):.1%})")
     for line, name in ((large, "large only"), (small, "small only"), (routed, "routed")):
         assert re.fullmatch(rf"{name} +[\d.]+ tokens/s +[\d.]+ ×", line)
-    assert re.search(r"threshold [\d.]+: promises the large model [\d.]+% of 2 answers", done.stderr)
+    assert re.search(r"threshold [\d.]+: with it the large model wrote [\d.]+% of 2 answers", done.stderr)
     assert "0 programs compiled after warm-up" in done.stderr
 
 

@@ -35,6 +35,12 @@ def test_long_lines_break():
     assert shown(["a" * (WIDTH + 3)], [1]) == f"{'a' * WIDTH}\n{'^' * WIDTH}\naaa\n^^^\n"
 
 
+def test_long_lines_break_between_words():
+    words = ["word "] * (WIDTH // 5) + ["longer", " end"]
+    got = shown(words, [0] * (WIDTH // 5) + [1, 0])
+    assert got == "word " * (WIDTH // 5) + "\nlonger end\n^^^^^^\n"
+
+
 def test_colours_begin_and_end_with_a_run():
     out = io.StringIO()
     paint = Provenance(out, 3, colour=True)
