@@ -26,8 +26,12 @@ class Contender:
 
 
 def contenders(models: Sequence[Model], engine: RoutedEngine, requests: Sequence[Request]) -> dict[str, Contender]:
-    """The large model alone, the small one alone, and `engine`: compiled, and nobody remembers a prompt."""
-    plain = [dataclasses.replace(request, knobs={}) for request in requests]
+    """The large model alone, the small one alone, and `engine`: compiled, and nobody remembers a prompt.
+
+    Stop tokens stop nobody, so that all write equally many.
+    """
+    routed = [dataclasses.replace(request, stops=()) for request in requests]
+    plain = [dataclasses.replace(request, knobs={}) for request in routed]
     length = engine.config.max_length
     # a page as long as a request is never full, and only full pages are kept for the next request that begins alike
     sizes = dict(max_rows=engine.config.max_rows, max_length=length, page_size=length)
@@ -36,7 +40,7 @@ def contenders(models: Sequence[Model], engine: RoutedEngine, requests: Sequence
     for name, model in {"large only": models[-1], "small only": models[0]}.items():
         found[name] = Contender(Engine(model.cfg, model.params, config), plain)
         found[name].engine.warm_up()
-    return {**found, "routed": Contender(engine, requests)}
+    return {**found, "routed": Contender(engine, routed)}
 
 
 def table(found: Mapping[str, Contender], seconds: Mapping[str, float]) -> str:
