@@ -52,9 +52,12 @@ def main() -> None:
 
 
 def draw(axes, lam: dict[str, np.ndarray], words: list[str]) -> None:
-    """A row for each layer of each site, the first layer on top; white is λ = 1, plain LoRA."""
+    """A row for each layer of each site, the first layer on top; white is λ = 1, plain LoRA.
+
+    One scale in a hundred may lie beyond the colours' ends, which else show nothing but the largest.
+    """
     rows = np.concatenate(list(lam.values()))
-    reach = max(np.abs(rows - 1).max(), 1e-6)
+    reach = max(np.quantile(np.abs(rows - 1), 0.99), 1e-6)
     image = axes.imshow(rows, aspect="auto", cmap="RdBu_r", vmin=1 - reach, vmax=1 + reach, interpolation="nearest")
     ends = np.cumsum([len(values) for values in lam.values()])
     for end in ends[:-1]:
@@ -63,7 +66,7 @@ def draw(axes, lam: dict[str, np.ndarray], words: list[str]) -> None:
     axes.set_ylabel("layers of each site, from the first down")
     texts = [word.replace(" ", "␣").replace("\n", "⏎").replace("$", r"\$") for word in words]
     axes.set_xticks(range(len(words)), texts, rotation=90, fontsize=7)
-    axes.figure.colorbar(image, ax=axes, label="λ")
+    axes.figure.colorbar(image, ax=axes, label="λ", extend="both")
 
 
 if __name__ == "__main__":
