@@ -10,9 +10,9 @@ import jax
 import numpy as np
 
 from molora_jax.adapters.adapter import Adapter
+from molora_jax.adapters.composition import Composition
 from molora_jax.adapters.shared import shared
-from molora_jax.checkpoints import peft
-from molora_jax.checkpoints import router as routers
+from molora_jax.checkpoints import composition
 from molora_jax.checkpoints.model import DTYPES, Model
 from molora_jax.config import UserError
 from molora_jax.data.document import Document, fitting, from_example
@@ -20,15 +20,12 @@ from molora_jax.data.example import Example
 from molora_jax.data.pipeline import Batches, Spec
 from molora_jax.data.rows import Report
 from molora_jax.models import transformer
-from molora_jax.training import curve, loop, mixture
+from molora_jax.training import curve, loop, mixture, specialist
 from molora_jax.training.mixture import MixtureConfig
 from molora_jax.training.optimiser import OptimiserConfig, Schedule
 from molora_jax.training.owned import OwnedBatches, owned
 from molora_jax.training.partition import Leaves
 from molora_jax.training.step import Trainer
-
-ROUTER, ATTENTION = "router", "attention"
-"""Folders of what a run gives, in its own."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,21 +74,6 @@ class ComposeConfig:
         return Schedule(shape=self.schedule, steps=self.steps, warmup=self.warmup)
 
 
-@dataclasses.dataclass(frozen=True)
-class Composition:
-    """Frozen experts and what composes them.
-
-    Attributes:
-      experts: in the router's order.
-      mixer: the router, its experts in the first slots of a bank of as many.
-      attention: the adapter that all tokens have, or None.
-    """
-
-    experts: tuple[Adapter, ...]
-    mixer: Any
-    attention: Adapter | None
-
-
 def run(
     model: Model,
     experts: Sequence[Adapter],
@@ -105,7 +87,7 @@ def run(
     """Trains the router and the attention LoRA, with all else frozen to the bit, which is checked in the end.
 
     Args:
-      model: its layers stacked; the experts' base.
+      model: the experts' base.
       traces: of `distil`.
       owner: name of the expert of each task.
       folder: gets checkpoints, numbers, a curve, and `router` and `attention`; a run that was killed goes on from
@@ -142,7 +124,7 @@ def run(
         raise AssertionError("compose: a frozen leaf has changed")
     found = Composition(tuple(experts), *_trained(made.tree(state), mixer, attention))
     if folder is not None:
-        save(folder, model, found)
+        composition.save(folder, model, found)
         curve.draw(folder, f"{config.mixture.kind} over {len(experts)} experts")
     return found
 
@@ -151,7 +133,7 @@ def trainer(
     model: Model, experts: Sequence[Adapter], mixer: Any, attention: Adapter | None, config: ComposeConfig
 ) -> Trainer:
     """The step of such a run; on a CPU the layers are unrolled, as in `sft.trainer`."""
-    unroll = jax.default_backend() == "cpu"
+    unroll = jax.default_backend() == "cpu" and isinstance(model.params["layers"], dict)
     params = transformer.unstack(model.params) if unroll else model.params
     return Trainer(
         mixture.tree(params, experts, mixer, attention),
@@ -198,21 +180,7 @@ def _trained(tree: dict[str, Any], mixer: Any, attention: Adapter | None) -> tup
     return found, None if attention is None else shared(tree["bank"], tree["params"], attention)
 
 
-def save(folder: Path, model: Model, found: Composition) -> None:
-    """Writes the router, which names its experts, and the attention LoRA as a PEFT folder."""
-    routers.save(folder / ROUTER, found.mixer, found.experts, model.params)
-    if found.attention is not None:
-        peft.save(folder / ATTENTION, model.cfg, found.attention)
-
-
-def load(folder: Path | str, model: Model, experts: Sequence[Adapter]) -> Composition:
-    """Reads what `save` wrote; `experts` in the router's order.
-
-    Raises:
-      UserError: other experts or another base than it was trained with, or no such files.
-    """
-    folder = Path(folder)
-    mixer = routers.load(folder / ROUTER, experts, model.params)
-    has = (folder / ATTENTION).is_dir()
-    attention = peft.load(folder / ATTENTION, model.cfg, name=ATTENTION)[0] if has else None
-    return Composition(tuple(experts), mixer, attention)
+def parameters(found: Composition) -> dict[str, int]:
+    """How many of a composition's parameters train: of the router, and of the attention LoRA."""
+    router = sum(leaf.size for leaf in jax.tree.leaves(found.mixer.params))
+    return dict(router=router, attention=0 if found.attention is None else specialist.count(found.attention))

@@ -82,7 +82,8 @@ def test_it_comes_back_to_the_bit_and_no_swap_touches_it(unrolled):
     assert library.swaps == 2
     back = shared(library.bank, params, every)
     for (_, _, got), (_, _, want) in zip(back.weights(), every.weights(), strict=True):
-        assert np.array_equal(got.a, want.a) and np.array_equal(got.b, want.b)
+        assert np.array_equal(got.a, want.a)
+        assert np.array_equal(got.b, want.b)
         assert got.scale == want.scale
 
 
