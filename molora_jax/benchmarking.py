@@ -88,6 +88,13 @@ def machine() -> dict[str, Any]:
     )
 
 
+def provenance() -> dict[str, Any]:
+    """`machine`, with the command and the commit: what stands beside every number that is kept."""
+    spec = sys.modules["__main__"].__spec__
+    command = " ".join(["python -m", spec.name if spec else sys.argv[0], *sys.argv[1:]])
+    return machine() | dict(command=command, commit=_commit())
+
+
 def _processor() -> str:
     try:
         lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
@@ -110,7 +117,6 @@ class Bench:
         self.name = name
         self.rows: list[dict[str, Any]] = []
         self._load = os.getloadavg()
-        self._module = sys.modules["__main__"].__spec__
 
     def add(self, **row: Any) -> None:
         """Adds a row and prints it at once."""
@@ -119,7 +125,7 @@ class Bench:
 
     def finish(self, summary: Mapping[str, float], plot: Callable[[Any], None] | None = None) -> None:
         """Prints the machine and the SUMMARY line, and writes NAME.json and NAME.png; `plot` draws on pyplot axes."""
-        facts = machine() | dict(load_at_start=self._load, command=self._command(), commit=_commit())
+        facts = provenance() | dict(load_at_start=self._load)
         RESULTS.mkdir(parents=True, exist_ok=True)
         text = json.dumps(dict(machine=facts, summary=dict(summary), rows=self.rows), indent=1)
         (RESULTS / f"{self.name}.json").write_text(text + "\n")
@@ -129,10 +135,6 @@ class Bench:
         versions = " ".join(f"{k} {v}" for k, v in facts["versions"].items())
         print(f"{facts['processor']}, {facts['cores']} cores, load {load}; python {facts['python']} {versions}")
         print("SUMMARY " + " ".join(f"{key}={_short(value)}" for key, value in summary.items()), flush=True)
-
-    def _command(self) -> str:
-        module = self._module.name if self._module else sys.argv[0]
-        return " ".join(["python -m", module, *sys.argv[1:]])
 
 
 def draw(path: pathlib.Path, plot: Callable[[Any], None], *, size: tuple[float, float] = (7, 4.5)) -> None:

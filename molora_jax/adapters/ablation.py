@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import jax.numpy as jnp
 
-from molora_jax.adapters.bank import Bank, Layer
+from molora_jax.adapters.bank import APART, Bank, Layer
 from molora_jax.config import UserError
 from molora_jax.typing import Array, Bool, Float
 
@@ -64,11 +64,12 @@ def _frozen(layer: Layer, constants: Mapping[str, Array]) -> Layer:
             lam = jnp.pad(lam, [(0, 0)] * (lam.ndim - 1) + [(0, room)], constant_values=1)
         return dataclasses.replace(site, b=(site.b * lam[..., None]).astype(site.b.dtype))
 
-    return {
+    blocks = {
         block: {leaf: scaled(f"{block}.{leaf}", site) for leaf, site in sites.items()}
         for block, sites in layer.items()
-        if block != "gates"
+        if block not in APART
     }
+    return blocks | {key: layer[key] for key in layer if key == "shared"}
 
 
 def _need_gates(bank: Bank) -> None:

@@ -51,7 +51,11 @@ class Whole:
 
 
 Layer = dict[str, dict[str, Site | GateStack]]
-"""The sites of one layer by block, {"attn": {"q_proj": Site}, "mlp": …}, and the "gates" of its experts."""
+"""The sites of one layer by block, {"attn": {"q_proj": Site}, "mlp": …}; the "gates" of its experts; and "shared", the
+sites by block of an adapter that every token has beside its expert (`adapters.shared`)."""
+
+APART = ("gates", "shared")
+"""Keys of a layer that are no blocks."""
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["layers", "ends", "whole"], meta_fields=["gates"])
@@ -124,6 +128,12 @@ def _factored(x, site: Site, choice: Choice) -> Float[Array, "F N"]:
     return routed_lora(low, eye, site.b, choice.weights, site.scale, gate=choice.gate, rank_major=True).T
 
 
+def everyone(x: Float[Array, "D N"], site: Site) -> Float[Array, "F N"]:
+    """s · B A x of the one adapter of a shared site."""
+    low = linear(x, site.a[0])
+    return linear(low, site.b[0].T) * site.scale[0].astype(x.dtype)
+
+
 class LayerExperts:
     """The experts of one layer while it is traced: takes its decisions, applies them, keeps what was decided.
 
@@ -148,7 +158,12 @@ class LayerExperts:
                 self.trace[LAYER] = self._decide(LAYER, x, None)
 
     def project(self, block: str, name: str, y: Float[Array, "F N"], x: Float[Array, "D N"]) -> Float[Array, "F N"]:
-        """`y` = W x with the chosen experts of that projection."""
+        """`y` = W x with the chosen experts of that projection, and what is shared."""
+        y = self._chosen(block, name, y, x)
+        site = self.sites.get("shared", {}).get(block, {}).get(name)
+        return y if site is None else y + everyone(x, site)
+
+    def _chosen(self, block: str, name: str, y: Float[Array, "F N"], x: Float[Array, "D N"]) -> Float[Array, "F N"]:
         site = self.sites.get(block, {}).get(name)
         if site is None:
             return y

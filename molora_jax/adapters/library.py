@@ -10,6 +10,7 @@ import numpy as np
 from molora_jax.adapters.adapter import Adapter
 from molora_jax.adapters.bank import Bank
 from molora_jax.adapters.digest import adapter_digest
+from molora_jax.adapters.shared import with_shared
 from molora_jax.adapters.spec import BankSpec, new_bank, pack, size, write
 from molora_jax.config import UserError
 from molora_jax.typing import Params
@@ -35,9 +36,12 @@ class Library:
       swaps: experts written into the bank so far.
     """
 
-    def __init__(self, spec: BankSpec, params: Params):
+    def __init__(self, spec: BankSpec, params: Params, *, shared: Adapter | None = None):
+        """`shared` is an adapter that every token has beside its expert, for good (`adapters.shared`)."""
         self.spec, self._params, self.swaps = spec, params, 0
         self.bank = new_bank(spec, params)
+        if shared is not None:
+            self.bank = with_shared(self.bank, params, shared)
         row = pack(spec, params, Adapter(name="", sites={}))
         swap = jax.jit(write, donate_argnums=0)
         self._write = swap.lower(self.bank, np.int32(0), row).compile()
@@ -48,9 +52,9 @@ class Library:
         self.bytes = size(spec, params)
 
     @classmethod
-    def holding(cls, adapters: Sequence[Adapter], params: Params) -> "Library":
+    def holding(cls, adapters: Sequence[Adapter], params: Params, *, shared: Adapter | None = None) -> "Library":
         """The library of `adapters` alone, all in the bank for good: the first in slot 0, and so on."""
-        library = cls(BankSpec.holding(adapters), params)
+        library = cls(BankSpec.holding(adapters), params, shared=shared)
         for adapter in adapters:
             library.add(adapter)
         library.slots(library.names)

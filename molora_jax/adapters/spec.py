@@ -226,12 +226,14 @@ def projection_shape(params: Params, name: str) -> tuple[int, int]:
 
 
 def write(bank: Bank, slot: Array, row: Bank) -> Bank:
-    """The bank with `row` in a slot; jitted with the bank donated it writes in place."""
+    """The bank with `row` in a slot, what is shared as it was; jitted with the bank donated it writes in place."""
     put = lambda axis: (
         lambda old, new: jax.lax.dynamic_update_index_in_dim(old, jnp.asarray(new, old.dtype), slot, axis)
     )
+    layer = lambda old, new, axis: old | {block: jax.tree.map(put(axis), old[block], new[block]) for block in new}
+    pairs = lambda: zip(bank.layers, row.layers, strict=True)
     return Bank(
-        jax.tree.map(put(1 if bank.stacked else 0), bank.layers, row.layers),
+        layer(bank.layers, row.layers, 1) if bank.stacked else [layer(old, new, 0) for old, new in pairs()],
         jax.tree.map(put(0), bank.ends, row.ends),
         jax.tree.map(put(0), bank.whole, row.whole),
         bank.gates,

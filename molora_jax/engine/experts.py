@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from molora_jax.adapters.bank import Bank
+from molora_jax.adapters.bank import APART, Bank
 from molora_jax.adapters.library import Library
 from molora_jax.adapters.mixtures.xlora import XLoRA
 from molora_jax.adapters.route import LAYER, NONE, ROUTED, Choice
@@ -96,7 +96,7 @@ class Experts:
             return max(len(self.router.sites), 1)
         sites = self.library.bank.layers if self.library.bank.stacked else self.library.bank.layers[0]
         per_site = self.router is not None and self.router.per_site
-        return sum(len(leaves) for block, leaves in sites.items() if block != "gates") if per_site else 1
+        return sum(len(leaves) for block, leaves in sites.items() if block not in APART) if per_site else 1
 
     def check(self, adapter: str | None, route: Sequence[str | None] | None) -> None:
         """Raises `UserError` for names that are not in the library."""

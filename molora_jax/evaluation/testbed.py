@@ -1,7 +1,6 @@
 """How many problems of the testbed a model solves, decoded greedily in large batches."""
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 
 from molora_jax.checkpoints.model import Model
@@ -12,40 +11,10 @@ from molora_jax.data.testbed.verifier import JUDGE
 from molora_jax.engine.engine import Engine
 from molora_jax.engine.experts import Experts
 from molora_jax.engine.request import EngineConfig, Request
+from molora_jax.evaluation.accuracy import Accuracy
 
 LENGTH = 128
 """Most tokens of a prompt and its solution."""
-_Z = 1.959964
-"""Of a 95 % interval."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Accuracy:
-    """Problems that were solved.
-
-    Attributes:
-      right: how many were.
-      n: of how many.
-    """
-
-    right: int
-    n: int
-
-    @property
-    def share(self) -> float:
-        return self.right / self.n
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """Where the true share lies with 95 %, by the score interval (Wilson 1927), which holds near 0 and 1 too."""
-        centre, spread = self.share + _Z**2 / (2 * self.n), self.share * (1 - self.share) / self.n
-        half = _Z * math.sqrt(spread + _Z**2 / (4 * self.n**2))
-        scale = 1 + _Z**2 / self.n
-        return (centre - half) / scale, (centre + half) / scale
-
-    def __str__(self) -> str:
-        low, high = self.interval
-        return f"{100 * self.share:.0f} % ({100 * low:.0f}–{100 * high:.0f})"
 
 
 def solutions(
@@ -89,8 +58,7 @@ def by_domain(
 
 def written(found: Mapping[str, Accuracy]) -> dict[str, dict[str, float]]:
     """The same as JSON values, by domain."""
-    values = lambda a: dict(right=a.right, n=a.n, share=a.share, low=a.interval[0], high=a.interval[1])
-    return {name: {key: round(value, 4) for key, value in values(a).items()} for name, a in found.items()}
+    return {name: accuracy.values for name, accuracy in found.items()}
 
 
 def table(found: Mapping[str, Mapping[str, Accuracy]]) -> str:

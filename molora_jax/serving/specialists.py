@@ -3,11 +3,11 @@
 import sys
 from collections.abc import Sequence
 
+from molora_jax.adapters.adapter import Adapter
 from molora_jax.adapters.library import Library
 from molora_jax.adapters.mixtures.classifier import PromptClassifier
 from molora_jax.adapters.spec import BankSpec
-from molora_jax.checkpoints import peft
-from molora_jax.checkpoints import router as routers
+from molora_jax.checkpoints import composition, peft
 from molora_jax.checkpoints.model import Model
 from molora_jax.config import UserError
 from molora_jax.engine.experts import Experts
@@ -30,7 +30,7 @@ def load(
       route: "row" and "token" leave it to each request; "vocab" needs a rule, "router" a router.
       rule: "name=from-to" for a range of token ids, both ends included, or "name=<token>" for one token; "base" is no
         expert.
-      router: folder of a router's checkpoint, whose experts are those of `adapters` in their order.
+      router: folder of a router's checkpoint or of a composition, whose experts are those of `adapters` in their order.
 
     Raises:
       UserError: a flag that reads otherwise, or what loading says.
@@ -43,25 +43,32 @@ def load(
         if route != "row":
             raise UserError(f"route: got {route} without experts, expected --adapters=name=folder,…")
         return None
-    found = []
-    for item in adapters:
-        name, folder = _pair("adapters", item, "name=folder")
-        adapter, report = peft.load(folder, model.cfg, name=name)
-        print(f"{name}: {str(report).splitlines()[0]}", file=sys.stderr)
-        found.append(adapter)
+    found = read(model, adapters)
     names = [adapter.name for adapter in found]
-    if len(set(names)) < len(names) or "base" in names:
-        raise UserError(f"adapters: got the names {', '.join(names)}, expected different ones, and none of them base")
     slots = len(found) if router else min(slots, len(found))
-    library = Library(BankSpec.holding(found, slots=slots, dtype=_dtype(model)), model.params)
+    composed = composition.load(router, model, found) if router else None
+    shared = composed and composed.attention
+    library = Library(BankSpec.holding(found, slots=slots, dtype=_dtype(model)), model.params, shared=shared)
     for adapter in found:
         library.add(adapter)
-    decides = routers.load(router, found, model.params) if router else None
+    decides = composed and composed.mixer
     if isinstance(decides, PromptClassifier):
         raise UserError("router: got a prompt classifier, expected one for tokens: give each prompt its own adapter")
     if decides is not None:
         decides = decides.placed(library.slots(tuple(names)), slots)
     return Experts(library, model.cfg.vocab, router=decides, rule=read_rule(model, rule, names))
+
+
+def read(model: Model, adapters: Sequence[str]) -> list[Adapter]:
+    """The adapters of "name=folder" items, each told on standard error."""
+    found = []
+    for name, folder in pairs("adapters", adapters, "name=folder"):
+        adapter, report = peft.load(folder, model.cfg, name=name)
+        print(f"{name}: {str(report).splitlines()[0]}", file=sys.stderr)
+        found.append(adapter)
+    if "base" in (names := [adapter.name for adapter in found]):
+        raise UserError(f"adapters: got the names {', '.join(names)}, expected none of them base")
+    return found
 
 
 def resident(experts: Experts | None) -> dict[str, int]:
@@ -91,6 +98,14 @@ def read_rule(model: Model, items: Sequence[str], names: Sequence[str]) -> dict[
             raise UserError(f"rule: got token id {taken[0]} for {table[taken[0]]} and {name}, expected one expert")
         table |= dict.fromkeys(ids, name)
     return {token: None if name == "base" else name for token, name in table.items()}
+
+
+def pairs(flag: str, items: Sequence[str], form: str) -> list[tuple[str, str]]:
+    """The two sides of each item of a flag, whose left sides differ; `form` is how an item looks."""
+    found = [_pair(flag, item, form) for item in items]
+    if len({name for name, _ in found}) < len(found):
+        raise UserError(f"{flag}: got the names {', '.join(name for name, _ in found)}, expected different ones")
+    return found
 
 
 def _pair(flag: str, item: str, form: str) -> tuple[str, str]:

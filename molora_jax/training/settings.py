@@ -4,13 +4,15 @@ import dataclasses
 import json
 import typing
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from molora_jax.checkpoints.model import DTYPES
 from molora_jax.config import UserError
 from molora_jax.sharding import MeshConfig
 from molora_jax.training.optimiser import Schedule
 from molora_jax.training.specialist import AdapterConfig
+
+T = TypeVar("T")
 
 FILE = "config.json"
 FREE = ("mesh", "remat", "log_every", "evaluate_every", "save_every", "data_dir", "steps")
@@ -86,8 +88,8 @@ class SFTConfig:
         return Schedule(shape=self.schedule, steps=self.steps, warmup=self.warmup)
 
 
-def editable(config: SFTConfig = SFTConfig()):  # noqa: B008 - frozen
-    """The `ml_collections.ConfigDict` of a config: what a config file's `get_config` returns.
+def editable(config: Any = SFTConfig()):  # noqa: B008 - frozen
+    """The `ml_collections.ConfigDict` of a run's settings, a dataclass: what a config file's `get_config` returns.
 
     Raises:
       UserError: ml_collections is missing.
@@ -109,13 +111,13 @@ def editable(config: SFTConfig = SFTConfig()):  # noqa: B008 - frozen
     return tree(config).lock()
 
 
-def frozen(edited) -> SFTConfig:
+def frozen(edited, kind: type[T] = SFTConfig) -> T:
     """The settings of a `ConfigDict`, checked.
 
     Raises:
       UserError: it has other fields, or values that cannot be.
     """
-    return _built(SFTConfig, edited.to_dict(), "config")
+    return _built(kind, edited.to_dict(), "config")
 
 
 def _built(kind: type, values: dict[str, Any], where: str):
@@ -129,8 +131,10 @@ def _built(kind: type, values: dict[str, Any], where: str):
     return kind(**inner)
 
 
-def remember(config: SFTConfig, folder: Path) -> None:
+def remember(config: Any, folder: Path) -> None:
     """Writes the settings into the folder of a run, or compares them with those of the run that is resumed.
+
+    `FREE` ones may differ; `steps` only where the schedule is constant.
 
     Raises:
       UserError: they are those of another run, or the folder cannot be written to.

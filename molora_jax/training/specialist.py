@@ -127,6 +127,7 @@ def tree(params: Params, adapter: Adapter, *, unroll: bool = False) -> dict[str,
     bank = write(new_bank(spec, params), 0, pack(spec, params, adapter))
     if spec.magnitudes:
         return {"params": params, "bank": bank, "magnitudes": dora.magnitudes(params, bank)}
+    unroll = unroll and isinstance(params["layers"], dict)
     return {"params": transformer.unstack(params) if unroll else params, "bank": bank}
 
 
@@ -149,7 +150,7 @@ def loss(cfg: ModelConfig, *, remat: bool = False) -> Loss:
 
     def of(tree: dict[str, Any], batch: Batch, key: Array) -> Sums:
         bank, tokens = _bank(tree), batch.tokens.reshape(-1)
-        if isinstance(tree["params"]["layers"], list):
+        if isinstance(tree["params"]["layers"], list) and bank.stacked:
             bank = _unrolled(bank)
         route = Route.of(jnp.zeros(tokens.shape, jnp.int32))
         out = transformer.apply(cfg, tree["params"], tokens, layout(batch), bank=bank, route=route, remat=remat)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from molora_jax.evaluation.testbed import Accuracy, table, written
+from molora_jax.evaluation.accuracy import Accuracy
+from molora_jax.evaluation.testbed import table, written
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,73 @@
+"""An evaluation in a folder: a table in Markdown, everything as JSON, and pictures of who was routed where."""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from molora_jax import benchmarking
+from molora_jax.adapters.composition import Composition
+from molora_jax.checkpoints.model import Model
+from molora_jax.config import UserError
+from molora_jax.data.example import Example
+from molora_jax.evaluation import comparison
+from molora_jax.evaluation.comparison import Comparison
+from molora_jax.evaluation.routing import Routing, routing
+
+NUMBERS = ("top_mass", "margin", "entropy", "switch_rate", "weight")
+
+
+def write(
+    folder: Path,
+    model: Model,
+    found: Comparison,
+    composed: Mapping[str, Composition],
+    sets: Mapping[str, Sequence[Example]],
+    *,
+    length: int,
+) -> None:
+    """Writes `table.md`, `evaluation.json` and `routing_NAME.png` of each composition.
+
+    Raises:
+      UserError: the folder cannot be written to.
+    """
+    everything = [example for examples in sets.values() for example in examples]
+    routed = {name: routing(model, c, everything, length=length) for name, c in composed.items()}
+    values = dict(machine=benchmarking.provenance(), comparison=found.values)
+    values["routing"] = {name: as_values(r) for name, r in routed.items()}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tables = [comparison.table([found]), *([routing_table(routed)] if routed else [])]
+        (folder / "table.md").write_text("\n\n".join(tables) + "\n")
+        (folder / "evaluation.json").write_text(json.dumps(values) + "\n")
+    except OSError as e:
+        raise UserError(f"evaluate: got {e.strerror!r} writing to {folder}, expected a folder with room") from None
+    for name, r in routed.items():
+        draw(folder / f"routing_{name}.png", r, name)
+
+
+def as_values(found: Routing) -> dict:
+    """The same as JSON values."""
+    return dataclasses.asdict(found) | dict(confusion=found.confusion.round(4).tolist())
+
+
+def routing_table(routed: Mapping[str, Routing]) -> str:
+    """A line a composition: how sure its router is, means over layers, in Markdown."""
+    rows = [["composition", *NUMBERS], ["---"] * (1 + len(NUMBERS))]
+    for name, found in routed.items():
+        rows.append([name, *(f"{found.mean(n):.3f}" if n in found.by_layer else "" for n in NUMBERS)])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def draw(path: Path, found: Routing, title: str) -> None:
+    """The confusion of domains and experts as a picture."""
+
+    def plot(axes):
+        shown = axes.imshow(found.confusion, vmin=0, vmax=1, cmap="viridis", aspect="auto")
+        axes.set_xticks(range(len(found.experts)), found.experts, rotation=45, ha="right")
+        axes.set_yticks(range(len(found.domains)), found.domains)
+        axes.set(xlabel="expert", ylabel="domain of the token", title=title)
+        axes.figure.colorbar(shown, label="share of tokens and layers")
+
+    size = (2 + 0.7 * len(found.experts), 1.5 + 0.5 * len(found.domains))
+    benchmarking.draw(path, plot, size=size)

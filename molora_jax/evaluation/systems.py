@@ -1,0 +1,136 @@
+"""Ways to answer a question with the same base and experts: each a system whose answers are compared."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from molora_jax.adapters.adapter import Adapter
+from molora_jax.adapters.composition import Composition
+from molora_jax.adapters.library import Library
+from molora_jax.adapters.mixtures.classifier import PromptClassifier
+from molora_jax.adapters.mixtures.soups import soup
+from molora_jax.checkpoints.model import Model
+from molora_jax.config import UserError
+from molora_jax.data.example import Example
+from molora_jax.data.tasks import registry
+from molora_jax.data.token_domains import token_domains
+from molora_jax.engine.engine import Engine
+from molora_jax.engine.experts import Experts
+from molora_jax.engine.request import EngineConfig, Request
+from molora_jax.typing import Bool
+
+Owner = Mapping[str, str | None]
+"""Name of the expert of each domain; None is the base."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class System:
+    """Who decides which expert a token has.
+
+    Attributes:
+      name: in tables.
+      experts: J of them; none is the base alone.
+      mixer: a router, its experts in the first slots of a bank of as many; None where each request says.
+      attention: an adapter that all tokens have.
+      single: name of the expert of all tokens, without a router.
+      owner: the expert by domain, of each token: what an oracle knows.
+      classifier: decides once, from the prompt.
+    """
+
+    name: str
+    experts: tuple[Adapter, ...] = ()
+    mixer: Any = None
+    attention: Adapter | None = None
+    single: str | None = None
+    owner: Owner | None = None
+    classifier: PromptClassifier | None = None
+
+
+BASE = System(name="base")
+
+
+def bounds(experts: Sequence[Adapter], owner: Owner, depth: int) -> list[System]:
+    """What every composition lies between: the base, each expert alone, all at equal weight, and the oracle.
+
+    Args:
+      depth: L.
+    """
+    experts = tuple(experts)
+    alone = [System(name=f"expert {e.name}", experts=experts, single=e.name) for e in experts]
+    uniform = System(name="uniform", experts=experts, mixer=soup(len(experts), depth))
+    return [BASE, *alone, uniform, System(name="oracle", experts=experts, owner=owner)]
+
+
+def composed(name: str, found: Composition) -> System:
+    """The system that a composition is."""
+    return System(name=name, experts=found.experts, mixer=found.mixer, attention=found.attention)
+
+
+def answers(
+    model: Model, system: System, examples: Sequence[Example], *, rows: int = 64, length: int = 128
+) -> list[str]:
+    """What a system writes after each prompt, greedily, up to the end-of-text token or `length` tokens in all.
+
+    Args:
+      rows: examples that run at once.
+
+    Raises:
+      UserError: a prompt that leaves no room.
+    """
+    experts = _experts(model, system)
+    engine = Engine(model.cfg, model.params, EngineConfig(max_rows=rows, max_length=length, block=length), experts)
+    prompts = [model.tokenizer.encode(example.prompt) for example in examples]
+    for example, prompt in zip(examples, prompts, strict=True):
+        if len(prompt) >= length:
+            raise UserError(f"{example.id}: got a prompt of {len(prompt)} tokens, expected fewer than {length}")
+    requests = [
+        Request(prompt=prompt, max_new_tokens=length - len(prompt), stops=model.tokenizer.eos, **how)
+        for prompt, how in zip(prompts, _choices(model, system, examples, prompts), strict=True)
+    ]
+    return [model.tokenizer.decode(event.tokens) for event in engine.run(requests)]
+
+
+def _experts(model: Model, system: System) -> Experts | None:
+    if not system.experts:
+        return None
+    library = Library.holding(system.experts, model.params, shared=system.attention)
+    return Experts(library, model.cfg.vocab, router=system.mixer)
+
+
+def _choices(model: Model, system: System, examples, prompts) -> list[dict[str, Any]]:
+    """What each request says of its experts."""
+    if system.single is not None:
+        return [dict(adapter=system.single)] * len(examples)
+    if system.owner is not None:
+        return [dict(route=_owned(model, system.owner, example)) for example in examples]
+    if system.classifier is not None:
+        names = [expert.name for expert in system.experts]
+        return [dict(adapter=names[i]) for i in classified(model, system.classifier, prompts)]
+    return [{}] * len(examples)
+
+
+def _owned(model: Model, owner: Owner, example: Example) -> list[str | None]:
+    """The expert of each token of the example as it should be answered."""
+    return [owner[domain] for domain in token_domains(model.tokenizer, example)]
+
+
+def classified(model: Model, classifier: PromptClassifier, prompts: Sequence[Sequence[int]]) -> list[int]:
+    """The expert's number that a prompt classifier gives each prompt."""
+    width = max(map(len, prompts))
+    tokens = np.array([[*prompt, *[0] * (width - len(prompt))] for prompt in prompts])
+    valid = np.array([[True] * len(prompt) + [False] * (width - len(prompt)) for prompt in prompts])
+    embed = model.params["embed"]["weight"]
+    return np.asarray(classifier.ids(embed, jnp.asarray(tokens), jnp.asarray(valid))).tolist()
+
+
+def right(examples: Sequence[Example], written: Sequence[str]) -> Bool[np.ndarray, "n"]:
+    """Which of the answers are, by each example's own verifier."""
+    found = np.zeros(len(examples), bool)
+    for task in {example.task for example in examples}:
+        at = [i for i, example in enumerate(examples) if example.task == task]
+        judge = registry.judge(examples[at[0]])
+        found[at] = judge.verify([examples[i].answer for i in at], [written[i] for i in at])
+    return found

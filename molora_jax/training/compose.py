@@ -1,0 +1,186 @@
+"""Stage 2: a router over frozen experts, and the attention LoRA beside it, trained on the experts' traces."""
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from molora_jax.adapters.adapter import Adapter
+from molora_jax.adapters.composition import Composition
+from molora_jax.adapters.shared import shared
+from molora_jax.checkpoints import composition
+from molora_jax.checkpoints.model import DTYPES, Model
+from molora_jax.config import UserError
+from molora_jax.data.document import Document, fitting, from_example
+from molora_jax.data.example import Example
+from molora_jax.data.pipeline import Batches, Spec
+from molora_jax.data.rows import Report
+from molora_jax.models import transformer
+from molora_jax.training import curve, loop, mixture, specialist
+from molora_jax.training.mixture import MixtureConfig
+from molora_jax.training.optimiser import OptimiserConfig, Schedule
+from molora_jax.training.owned import OwnedBatches, owned
+from molora_jax.training.partition import Leaves
+from molora_jax.training.step import Trainer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ComposeConfig:
+    """One run of the second stage.
+
+    Attributes:
+      mixture: what composes the experts.
+      rows, length: B and T of a batch; traces are packed into rows.
+      steps: updates.
+      rate, router_rate: peak learning rates of the attention LoRA and of the router. The released 5e-6 for both hardly
+        moves a fresh router.
+      schedule: `constant`, `linear` or `cosine` to 0, after `warmup` steps.
+      clip: largest norm of the gradient.
+      held_out: traces of each task that are kept back.
+      dtype: computes in this one; by default as the base's parameters are.
+      seed: of the router, the attention LoRA and the order of the traces.
+      log_every, evaluate_every, save_every: steps between two lines, evaluations, checkpoints.
+    """
+
+    mixture: MixtureConfig = MixtureConfig()
+    rows: int = 8
+    length: int = 128
+    steps: int = 200
+    rate: float = 1e-3
+    router_rate: float = 1e-2
+    schedule: str = "cosine"
+    warmup: int = 10
+    clip: float = 1.0
+    held_out: int = 16
+    dtype: str | None = None
+    seed: int = 0
+    log_every: int = 10
+    evaluate_every: int = 50
+    save_every: int = 50
+
+    def __post_init__(self):
+        if min(self.rate, self.router_rate, self.clip) <= 0 or self.held_out < 1:
+            raise UserError("compose: got a rate, clip or held_out that is not positive, expected positive ones")
+        if self.dtype is not None and self.dtype not in DTYPES:
+            raise UserError(f"compose: got dtype {self.dtype!r}, expected one of {', '.join(DTYPES)}")
+        self.falls()
+
+    def falls(self) -> Schedule:
+        """The schedule of all rates."""
+        return Schedule(shape=self.schedule, steps=self.steps, warmup=self.warmup)
+
+
+def run(
+    model: Model,
+    experts: Sequence[Adapter],
+    traces: Sequence[Example],
+    owner: dict[str, str],
+    config: ComposeConfig,
+    folder: Path | None = None,
+    *,
+    progress: bool = True,
+) -> Composition:
+    """Trains the router and the attention LoRA, with all else frozen to the bit, which is checked in the end.
+
+    Args:
+      model: the experts' base.
+      traces: of `distil`.
+      owner: name of the expert of each task.
+      folder: gets checkpoints, numbers, a curve, and `router` and `attention`; a run that was killed goes on from
+        there. None keeps nothing.
+
+    Raises:
+      UserError: an input that cannot be used; see `loop.run` too.
+    """
+    slots = {expert.name: slot for slot, expert in enumerate(experts)}
+    train, held = split(model, traces, config)
+    belongs = {id: slots[owner[task]] for id, task in _tasks(traces).items()}
+    mixer = mixture.new_mixer(model.cfg, model.params, config.mixture, experts, seed=config.seed)
+    attention = mixture.new_attention(model.cfg, model.params, config.mixture, seed=config.seed)
+    made = trainer(model, experts, mixer, attention, config)
+    before = _digests(made.frozen)
+    spec = dict(rows=config.rows, length=config.length)
+    batches = lambda documents, **how: Batches({"traces": documents}, Spec(**spec, **how))
+    state = loop.run(
+        made,
+        OwnedBatches(batches(train, seed=config.seed), belongs),
+        loop.LoopConfig(
+            steps=config.steps,
+            log_every=config.log_every,
+            evaluate_every=config.evaluate_every,
+            save_every=config.save_every,
+        ),
+        folder=folder,
+        evaluate=loop.held_out(
+            made, lambda: (owned(b, belongs) for b in batches(held, seed=0, epochs=1, shuffle=False))
+        ),
+        progress=progress,
+    )
+    if _digests(made.frozen) != before:
+        raise AssertionError("compose: a frozen leaf has changed")
+    found = Composition(tuple(experts), *_trained(made.tree(state), mixer, attention))
+    if folder is not None:
+        composition.save(folder, model, found)
+        curve.draw(folder, f"{config.mixture.kind} over {len(experts)} experts")
+    return found
+
+
+def trainer(
+    model: Model, experts: Sequence[Adapter], mixer: Any, attention: Adapter | None, config: ComposeConfig
+) -> Trainer:
+    """The step of such a run; on a CPU the layers are unrolled, as in `sft.trainer`."""
+    unroll = jax.default_backend() == "cpu" and isinstance(model.params["layers"], dict)
+    params = transformer.unstack(model.params) if unroll else model.params
+    return Trainer(
+        mixture.tree(params, experts, mixer, attention),
+        mixture.loss(model.cfg, config.mixture, mixer),
+        OptimiserConfig(
+            groups=mixture.groups(attention, rate=config.rate, router_rate=config.router_rate),
+            schedule=config.falls(),
+            clip=config.clip,
+        ),
+        dtype=None if config.dtype is None else DTYPES[config.dtype],
+        seed=config.seed,
+    )
+
+
+def split(model: Model, traces: Sequence[Example], config: ComposeConfig) -> tuple[list[Document], list[Document]]:
+    """(to train on, held out): of each task the first ones by a fixed shuffle are held out."""
+    report, train, held = Report(), [], []
+    tasks: dict[str, list[Document]] = {}
+    for example in traces:
+        documents = fitting([from_example(model.tokenizer, example)], config.length, report)
+        tasks.setdefault(example.task, []).extend(documents)
+    for task, documents in sorted(tasks.items()):
+        if len(documents) <= config.held_out:
+            raise UserError(
+                f"compose: got {len(documents)} traces of {task} of at most {config.length} tokens, expected more than "
+                f"the {config.held_out} to hold out; draw more, or lower held_out"
+            )
+        order = np.random.default_rng(0).permutation(len(documents))
+        held += [documents[i] for i in order[: config.held_out]]
+        train += [documents[i] for i in order[config.held_out :]]
+    return train, held
+
+
+def _tasks(traces: Sequence[Example]) -> dict[str, str]:
+    return {example.id: example.task for example in traces}
+
+
+def _digests(leaves: Leaves) -> dict[str, bytes]:
+    return {path: hashlib.blake2b(np.asarray(leaf).tobytes()).digest() for path, leaf in leaves.items()}
+
+
+def _trained(tree: dict[str, Any], mixer: Any, attention: Adapter | None) -> tuple[Any, Adapter | None]:
+    found = jax.tree.map(np.asarray, mixture.trained_mixer(tree, mixer))
+    return found, None if attention is None else shared(tree["bank"], tree["params"], attention)
+
+
+def parameters(found: Composition) -> dict[str, int]:
+    """How many of a composition's parameters train: of the router, and of the attention LoRA."""
+    router = sum(leaf.size for leaf in jax.tree.leaves(found.mixer.params))
+    return dict(router=router, attention=0 if found.attention is None else specialist.count(found.attention))
