@@ -12,7 +12,7 @@ from molora_jax.adapters import lora
 from molora_jax.adapters.adapter import Adapter
 from molora_jax.adapters.bank import Bank
 from molora_jax.adapters.fresh import ALL_LINEAR, fresh
-from molora_jax.adapters.gate import GateConfig
+from molora_jax.adapters.gate import PUBLISHED, GateConfig
 from molora_jax.adapters.route import Route
 from molora_jax.adapters.spec import BankSpec, new_bank, pack, projection_shape, site_name, unpack, write
 from molora_jax.config import ModelConfig, UserError
@@ -59,6 +59,32 @@ class AdapterConfig:
         odd = [site for site in self.sites if site not in ALL_LINEAR]
         if odd or not self.sites:
             raise UserError(f"adapter: got sites {self.sites}, expected some of {', '.join(ALL_LINEAR)}")
+
+
+PLAIN = ("lora", "rslora", "dora", "equal")
+GATES = {
+    "mamba": GateConfig(),
+    "malora": PUBLISHED["malora"],
+    "gru": GateConfig(kind="gru"),
+    "lstm": GateConfig(kind="lstm"),
+    "linear": GateConfig(kind="linear"),
+    "toplora": PUBLISHED["toplora"],
+    "gatera": PUBLISHED["gatera"],
+    "scalar": PUBLISHED["scalar"],
+}
+
+
+def named(kind: str, **how) -> AdapterConfig:
+    """The adapter of one of the names in `PLAIN` and `GATES`; `equal` has the parameters of `mamba`.
+
+    Args:
+      how: fields of `AdapterConfig`.
+    """
+    if kind in PLAIN:
+        return AdapterConfig(kind=kind, **how)
+    if kind not in GATES:
+        raise UserError(f"config: got {kind!r}, expected one of {', '.join((*PLAIN, *GATES))}")
+    return AdapterConfig(kind="gated", gate=GATES[kind], **how)
 
 
 def new(cfg: ModelConfig, params: Params, config: AdapterConfig, name: str, *, seed: int = 0) -> Adapter:
