@@ -4,7 +4,7 @@ import dataclasses
 import json
 import typing
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from molora_jax.checkpoints.model import DTYPES
 from molora_jax.config import UserError
@@ -12,9 +12,10 @@ from molora_jax.sharding import MeshConfig
 from molora_jax.training.optimiser import Schedule
 from molora_jax.training.specialist import AdapterConfig
 
+Config = TypeVar("Config")
 FILE = "config.json"
-FREE = ("mesh", "remat", "log_every", "evaluate_every", "save_every", "data_dir", "steps")
-"""Settings that may change when a run is resumed; more steps only lengthen a run at a constant rate."""
+FREE = ("remat", "log_every", "evaluate_every", "save_every", "data_dir")
+"""Settings that may change when any run is resumed."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,7 +26,8 @@ class SFTConfig:
       model: a folder, a .gguf file, `pypi:PACKAGE` or a hub name.
       dtype: of the frozen base, and what is computed in; what trains has masters in fp32. By default fp32 on a CPU and
         bf16 elsewhere.
-      data: a benchmark of `data.tasks`, or a `.jsonl` file of prompts with completions, or of conversations.
+      data: a benchmark of `data.tasks`, `testbed:DOMAIN`, or a `.jsonl` file of prompts with completions, or of
+        conversations.
       data_dir: folder of the benchmarks; by default the one that MOLORA_DATA_DIR names.
       strict: a malformed row is an error; otherwise it is skipped and counted.
       held_out: documents that are kept back, the same ones for every seed.
@@ -81,12 +83,17 @@ class SFTConfig:
             raise UserError(f"config: got {self.rows} rows in {self.accumulate} microbatches, expected a multiple")
         self.falls()
 
+    @property
+    def free(self) -> tuple[str, ...]:
+        """What may change when it is resumed; more steps only lengthen a run at a constant rate."""
+        return (*FREE, "mesh", *["steps"] * (self.schedule == "constant"))
+
     def falls(self) -> Schedule:
         """The schedule of all rates."""
         return Schedule(shape=self.schedule, steps=self.steps, warmup=self.warmup)
 
 
-def editable(config: SFTConfig = SFTConfig()):  # noqa: B008 - frozen
+def editable(config: Any = SFTConfig()):  # noqa: B008 - frozen
     """The `ml_collections.ConfigDict` of a config: what a config file's `get_config` returns.
 
     Raises:
@@ -109,13 +116,16 @@ def editable(config: SFTConfig = SFTConfig()):  # noqa: B008 - frozen
     return tree(config).lock()
 
 
-def frozen(edited) -> SFTConfig:
+def frozen(edited, kind: type[Config] = SFTConfig) -> Config:
     """The settings of a `ConfigDict`, checked.
+
+    Args:
+      kind: of the run.
 
     Raises:
       UserError: it has other fields, or values that cannot be.
     """
-    return _built(SFTConfig, edited.to_dict(), "config")
+    return _built(kind, edited.to_dict(), "config")
 
 
 def _built(kind: type, values: dict[str, Any], where: str):
@@ -129,7 +139,7 @@ def _built(kind: type, values: dict[str, Any], where: str):
     return kind(**inner)
 
 
-def remember(config: SFTConfig, folder: Path) -> None:
+def remember(config: Any, folder: Path) -> None:
     """Writes the settings into the folder of a run, or compares them with those of the run that is resumed.
 
     Raises:
@@ -141,9 +151,8 @@ def remember(config: SFTConfig, folder: Path) -> None:
             theirs = json.loads(path.read_text())
         except ValueError:
             raise UserError(f"{path}: got no JSON, expected the settings of a run; train in another folder") from None
-        free = FREE if config.schedule == "constant" else FREE[:-1]
         for name in sorted(set(mine) | set(theirs)):
-            if name not in free and mine.get(name) != theirs.get(name):
+            if name not in config.free and mine.get(name) != theirs.get(name):
                 raise UserError(
                     f"config: got {name}={mine.get(name)}, expected {theirs.get(name)}, as the run in {folder} has; "
                     "resume with its settings, or train in another folder"

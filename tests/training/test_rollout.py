@@ -4,13 +4,12 @@ import dataclasses
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from molora_jax.adapters.adapter import merge
 from molora_jax.adapters.library import Library
-from molora_jax.adapters.route import LAYER, NONE, Choice, Route
+from molora_jax.adapters.route import NONE
 from molora_jax.adapters.router import new_router
 from molora_jax.adapters.spec import BankSpec
 from molora_jax.compilation import counted
@@ -20,6 +19,9 @@ from molora_jax.engine.experts import Experts
 from molora_jax.engine.request import EngineConfig, Request
 from molora_jax.models import transformer
 from molora_jax.nn.layout import dense
+from molora_jax.training import policy_loss, specialist
+from molora_jax.training.algorithms import ALGORITHMS
+from molora_jax.training.experience import experience, replayed
 from molora_jax.training.rollout import chosen, rollouts
 from tests import experts, fakes
 from tests.adapters.routing import QUICK
@@ -135,15 +137,18 @@ def test_what_a_router_chose_is_recorded_and_replays():
     used = set()
     for rollout in found:
         ids = chosen(rollout, library.resident)
-        tokens = rollout.prompt + rollout.tokens
-        assert ids.shape == (len(tokens), CFG.layers)
+        assert ids.shape == (len(rollout.prompt) + len(rollout.tokens), CFG.layers)
         assert (ids[-1] == NONE).all()
         used |= set(ids[:-1].reshape(-1).tolist())
-        padded = np.pad(ids, ((0, config.max_length - len(tokens)), (0, 0)), constant_values=NONE)
-        route = Route({LAYER: Choice(ids=jnp.asarray(padded.T))})
-        own = logprobs(rollout, scores(tokens, bank=library.bank, route=route))
-        assert_close(given([rollout]), np.array(own), "model")
     assert used == {0, 1}
+    ids = [chosen(rollout, library.resident) for rollout in found]
+    how = dict(length=config.max_length, most=HOW["max_new_tokens"], choices=ids)
+    batch = experience(ALGORITHMS["grpo"], found, np.zeros(len(found)), **how)
+    decode = specialist.decoder(CFG, route=replayed)
+    bank = Library.holding(two, STACKED).bank
+    score = jax.jit(functools.partial(policy_loss.logprobs, CFG, decode), compiler_options=QUICK)
+    got = score({"params": STACKED, "bank": bank}, batch)
+    assert_close(np.asarray(got), batch.logprobs, "model")
 
 
 def test_what_cannot_be_is_refused(engine, library):
