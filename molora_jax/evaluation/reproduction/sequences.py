@@ -35,9 +35,12 @@ from molora_jax.training.distil import DistilConfig
 from molora_jax.training.fit import fit
 from molora_jax.training.specialist import AdapterConfig
 
-K = 4
+K = 3
+"""Domains of a prompt: the bases were pretrained on no more, and four do not fit in their 128 tokens."""
 STEPS = 2
-"""Operations of each of K problems: with more a prompt and its answer are longer than a base's 128 tokens."""
+"""Operations of each of K problems."""
+PASSES = (3, 4)
+"""Experts whose passes are timed against one routed pass."""
 ENDLESS = 1 << 30
 
 
@@ -76,11 +79,12 @@ def _several(id: str, split: str) -> Example:
 
 
 def passes(model: Model, routed: Composition, examples: Sequence[Example], repeats: int = 3) -> dict[str, Any]:
-    """Seconds of one routed pass over some prompts, and of a pass of each of K experts, in turn; programs are warm."""
-    by_token = [Answerer(model, systems.composed("routed", routed))]
-    alone = [System(name=e.name, experts=routed.experts, single=e.name) for e in routed.experts[:K]]
-    by_sequence = [Answerer(model, system) for system in alone]
+    """Seconds of one routed pass over some prompts, and of a pass of each of k experts, in turn; programs are warm."""
+    token = Answerer(model, systems.composed("routed", routed))
+    alone = [System(name=e.name, experts=routed.experts, single=e.name) for e in routed.experts[: max(PASSES)]]
+    each = [Answerer(model, system) for system in alone]
     ask = lambda group: lambda: [answerer(examples) for answerer in group] and None
-    timed = benchmarking.interleave({"token": ask(by_token), "sequence": ask(by_sequence)}, repeats)
-    seconds = {name: timing.runs for name, timing in timed.items()}
-    return dict(domains=K, seconds=seconds, ratio=timed["sequence"].median / timed["token"].median)
+    groups = {"token": ask([token])} | {str(k): ask(each[:k]) for k in PASSES}
+    timed = benchmarking.interleave(groups, repeats)
+    ratios = {str(k): timed[str(k)].median / timed["token"].median for k in PASSES}
+    return dict(seconds={name: timing.runs for name, timing in timed.items()}, ratios=ratios)

@@ -159,14 +159,14 @@ def _gates(found: Sequence[Mapping[str, Any]]) -> tuple[str, dict[str, float]]:
 
 def _sequences(found: Sequence[Mapping[str, Any]]) -> tuple[str, dict[str, float]]:
     runs = [Comparison.of(seed["comparison"]) for seed in found]
-    ratio = np.median([seed["passes"]["ratio"] for seed in found])
-    domains = found[0]["passes"]["domains"]
+    ratios = {k: np.median([seed["passes"]["ratios"][k] for seed in found]) for k in found[0]["passes"]["ratios"]}
+    times = ", ".join(f"{ratio:.2f} × for {k} experts" for k, ratio in ratios.items())
     text = "\n\n".join(
         [
             "## A small base with routed experts against a large one (accuracy in percent)",
             comparison.table(runs),
-            f"Prompts of {domains} domains: one pass with an expert for each token; {domains} passes with one for each "
-            f"sequence, which take {ratio:.2f} × the time (median over seeds).",
+            "A prompt of several domains takes one pass if each token has its own expert, and a pass of each expert if a "
+            f"sequence has one. Time of these passes over that of the one (median over seeds): {times}.",
         ]
     )
     return text, {}
