@@ -165,8 +165,8 @@ def _sequences(found: Sequence[Mapping[str, Any]]) -> tuple[str, dict[str, float
         [
             "## A small base with routed experts against a large one (accuracy in percent)",
             comparison.table(runs),
-            "A prompt of several domains takes one pass if each token has its own expert, and a pass of each expert if a "
-            f"sequence has one. Time of these passes over that of the one (median over seeds): {times}.",
+            "A prompt of several domains takes one pass if each token has its own expert, and a pass of each expert if "
+            f"a sequence has one. Time of these passes over that of the one (median over seeds): {times}.",
         ]
     )
     return text, {}
