@@ -39,19 +39,19 @@ class Plan:
     large: str = "testbed:large"
     small: str = "testbed:small"
     seeds: tuple[int, ...] = (0, 1, 2)
-    problems: int = 150
-    supervised: int = 100
+    problems: int = 100
+    supervised: int = 60
     reinforced: int = 40
     control: str = "calc"
     rank: int = 16
     rate: float = 2e-3
     traces: int = 400
     composed: int = 200
-    kinds: tuple[str, ...] = ("hard", "hard_dense", "switch", "soft", "top2", "loramoe", "xlora", "soup")
-    joint: int = 400
-    gated: int = 150
-    gate_domains: tuple[str, ...] = ("logic", "list")
-    gates: tuple[str, ...] = ("malora", "equal", "scalar", "gatera", "toplora", "gru", "lstm")
+    kinds: tuple[str, ...] = ("hard", "hard_dense", "soft", "top2", "loramoe", "xlora")
+    joint: int = 300
+    gated: int = 100
+    gate_domains: tuple[str, ...] = ("text", "list")
+    gates: tuple[str, ...] = ("malora", "equal", "scalar", "toplora", "gru")
 
     def __post_init__(self):
         if len(set(self.seeds)) < len(self.seeds) or not self.seeds:
