@@ -110,3 +110,19 @@ class RLVRConfig:
             )
         if self.problems < 1:
             raise UserError(f"config: got {self.problems} problems, expected at least one")
+
+
+ROOM = {"calc": (20, 44), "logic": (38, 42), "text": (20, 52), "list": (20, 44), "date": (32, 58)}
+"""Tokens of the longest prompt and of what follows it, by domain of the testbed."""
+
+
+def testbed(name: str, **how) -> RLVRConfig:
+    """The settings of a domain of the testbed; `how` are other fields.
+
+    Raises:
+      UserError: there is no such domain.
+    """
+    if name not in ROOM:
+        raise UserError(f"config: got {name!r}, expected one of {', '.join(ROOM)}")
+    prompt, most = ROOM[name]
+    return RLVRConfig(data=f"testbed:{name}", length=prompt + most, max_new_tokens=most, **how)

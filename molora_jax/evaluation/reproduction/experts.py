@@ -11,7 +11,7 @@ from molora_jax.evaluation import comparison
 from molora_jax.evaluation.reproduction.plan import MLP, SINGLE, Plan, seed_folder
 from molora_jax.evaluation.systems import BASE, System
 from molora_jax.training import grpo
-from molora_jax.training.rlvr_settings import RLVRConfig
+from molora_jax.training.rlvr_settings import RLVRConfig, testbed
 from molora_jax.training.specialist import AdapterConfig
 
 CONTROL = "control"
@@ -38,13 +38,14 @@ def run(plan: Plan, seed: int, runs: Path) -> dict[str, Any]:
 
 def settings(plan: Plan, seed: int, domain: str, *, shuffled: bool = False) -> RLVRConfig:
     """Of the run of one expert."""
-    return RLVRConfig(
+    return testbed(
+        domain,
         model=plan.large,
-        data=f"testbed:{domain}",
         adapter=AdapterConfig(rank=plan.rank, sites=MLP),
         sft_steps=plan.supervised,
         sft_rate=plan.rate,
         steps=plan.reinforced,
+        problems=32,
         shuffled_rewards=shuffled,
         seed=seed,
     )
