@@ -8,7 +8,7 @@ from configs import rlvr_gsm8k, rlvr_testbed
 from molora_jax.data.document import from_example
 from molora_jax.data.testbed import vocabulary
 from molora_jax.data.testbed.domains import DOMAINS
-from molora_jax.training import settings
+from molora_jax.training import rlvr_settings, settings
 from molora_jax.training.questions import questions
 from molora_jax.training.rlvr_settings import RLVRConfig
 from tests.experiments.test_train import run
@@ -46,7 +46,7 @@ def test_a_mistake_is_one_line(case, tmp_path):
 
 @pytest.mark.parametrize("name", DOMAINS)
 def test_every_domain_has_room_for_its_prompts_and_solutions(name):
-    config, tokenizer = rlvr_testbed.rlvr(name), vocabulary.tokenizer()
+    config, tokenizer = rlvr_settings.testbed(name), vocabulary.tokenizer()
     assert settings.frozen(rlvr_testbed.get_config(name), RLVRConfig) == config
     found = questions(config.data, "test")
     for example in (found[i] for i in range(300)):
