@@ -14,6 +14,7 @@ from molora_jax.training import grpo
 from molora_jax.training.rlvr_settings import RLVRConfig, testbed
 from molora_jax.training.specialist import AdapterConfig
 
+USES = ("large", "problems", "supervised", "reinforced", "control", "rank", "rate")
 CONTROL = "control"
 
 

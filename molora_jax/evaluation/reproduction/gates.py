@@ -13,6 +13,7 @@ from molora_jax.evaluation.systems import System
 from molora_jax.training.fit import fit
 from molora_jax.training.specialist import AdapterConfig, count, named
 
+USES = ("large", "problems", "rate", "gated", "gate_domains", "gates")
 RANK = 8
 ENDLESS = 1 << 30
 

@@ -29,6 +29,7 @@ from molora_jax.training.fit import fit
 from molora_jax.training.mixture import MixtureConfig
 from molora_jax.training.specialist import AdapterConfig
 
+USES = (*stage1.USES, "traces", "composed", "kinds", "joint")
 LENGTH = 128
 OWNER = {name: name for name in SINGLE}
 

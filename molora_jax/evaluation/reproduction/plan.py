@@ -29,6 +29,7 @@ class Plan:
       rank, rate: of the experts.
       traces: questions of each domain that experts answer for stage 2.
       composed: updates of stage 2.
+      small_supervised: updates of each expert of the small base, which has no second part.
       kinds: mixtures that are compared.
       joint: updates of the one LoRA that is trained on all traces.
       gated: updates of each gate and its rivals.
@@ -40,13 +41,14 @@ class Plan:
     small: str = "testbed:small"
     seeds: tuple[int, ...] = (0, 1, 2)
     problems: int = 100
-    supervised: int = 60
+    supervised: int = 16
     reinforced: int = 40
     control: str = "calc"
     rank: int = 16
     rate: float = 2e-3
     traces: int = 400
     composed: int = 200
+    small_supervised: int = 600
     kinds: tuple[str, ...] = ("hard", "hard_dense", "soft", "top2", "loramoe", "xlora")
     joint: int = 300
     gated: int = 100
@@ -71,6 +73,7 @@ QUICK = Plan(
     reinforced=2,
     traces=60,
     composed=12,
+    small_supervised=12,
     kinds=("hard", "soft"),
     joint=12,
     gated=12,

@@ -35,6 +35,7 @@ from molora_jax.training.distil import DistilConfig
 from molora_jax.training.fit import fit
 from molora_jax.training.specialist import AdapterConfig
 
+USES = ("large", "small", "problems", "small_supervised", "rank", "rate", "traces", "composed")
 K = 3
 """Domains of a prompt: the bases were pretrained on no more, and four do not fit in their 128 tokens."""
 STEPS = 2
@@ -48,7 +49,7 @@ def run(plan: Plan, seed: int, runs: Path) -> dict[str, Any]:
     """Experts of the small base, composed; the same questions to the bare large base."""
     small, large = models.load(plan.small), models.load(plan.large)
     config = AdapterConfig(rank=plan.rank, sites=MLP)
-    how = dict(steps=4 * plan.supervised, rate=plan.rate, seed=seed)
+    how = dict(steps=plan.small_supervised, rate=plan.rate, seed=seed)
     streams = {name: Stream(specialist(name), "train", seed, ENDLESS) for name in SINGLE}
     experts = [fit(small, stream, name, config, **how) for name, stream in streams.items()]
     asked = [e for name in SINGLE for e in questions(f"testbed:{name}", "train", plan.traces, seed=1000 + seed)]
