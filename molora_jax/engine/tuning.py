@@ -7,16 +7,17 @@ import numpy as np
 from molora_jax.engine import throughput
 from molora_jax.engine.fused import Counts, Plan
 from molora_jax.engine.simulate import Schedule, random_trace, simulate
-from molora_jax.engine.throughput import Routing, StepTimes
+from molora_jax.engine.throughput import BucketTime, Routing, StepTimes
+from molora_jax.typing import Float
 
 TOKENS = 2000
 """Committed on the virtual clock to judge thresholds that no closed form covers."""
 
 
-def step_times(plan: Plan, seconds: Sequence[float]) -> tuple[StepTimes, ...]:
-    """Of each run, from the seconds of each choice."""
-    measured = zip(plan.choices, seconds, strict=True)
-    rows = [(run, (bucket.rows, bucket.tokens, float(each))) for (run, bucket), each in measured]
+def step_times(plan: Plan, seconds: Float[np.ndarray, "P 3"], look: float = 0.0) -> tuple[StepTimes, ...]:
+    """Of each run, from those of each choice; `look` seconds more where the host looks after every run."""
+    measured = zip(plan.choices, np.asarray(seconds, float) + [look, 0, 0], strict=True)
+    rows = [(run, BucketTime(bucket.rows, bucket.tokens, *each.tolist())) for (run, bucket), each in measured]
     return tuple(StepTimes(tuple(bucket for own, bucket in rows if own == run)) for run in plan.runs)
 
 

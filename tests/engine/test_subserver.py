@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from molora_jax.engine.blueprint import Blueprint, Model
-from molora_jax.engine.fused import Schedule
+from molora_jax.engine.fused import Schedule, level
 from molora_jax.engine.messages import Entrance, Kind, Message
 from molora_jax.engine.request import EngineConfig, Request, entry
 from molora_jax.engine.run import Fleet
@@ -50,7 +50,7 @@ def enter(subserver: Subserver, depart, slot: int, model: int) -> None:
 
 
 def patience(subserver: Subserver, thresholds: tuple[int, int], max_wait: float = np.inf) -> float | None:
-    seconds = np.ones(len(subserver.blueprint.plan().choices), np.float32)
+    seconds = level(np.ones(len(subserver.blueprint.plan().choices)))
     subserver.handle(Message(Kind.SCHEDULE, Schedule(np.array(thresholds), np.float32(max_wait), seconds)))
     return subserver.patience()
 

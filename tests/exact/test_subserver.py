@@ -78,7 +78,9 @@ def shuffle(engine: SeparateEngine, rng) -> None:
         engine.schedule,
         thresholds=rng.integers(1, 6, len(engine.plan.runs)),
         max_wait=rng.choice([0.0, 1e-3, np.inf]),
-        seconds=rng.permutation(len(engine.plan.choices)) + 1,
+        seconds=np.column_stack(
+            [rng.permutation(len(engine.plan.choices)) + 1, rng.choice([0.0, 2.0], (len(engine.plan.choices), 2))]
+        ),
     )
 
 
