@@ -24,7 +24,7 @@ class TextStream:
         self._stops = tuple(stop)
         self._longest = max(map(len, self._stops), default=0)
         self._held = ""
-        self._pieces = _Bytes(tokenizer) if _is_byte_level(tokenizer) else _Window(tokenizer)
+        self._pieces = _Bytes(tokenizer) if is_byte_level(tokenizer) else _Window(tokenizer)
 
     def push(self, token: int) -> str:
         """The text that this token makes final; often empty."""
@@ -64,7 +64,7 @@ class _Bytes:
 
     def push(self, token: int) -> str:
         text = None if token in self._tokenizer.special else self._tokenizer.backend.id_to_token(token)
-        return "" if text is None else self._utf8.decode(_token_bytes(text))
+        return "" if text is None else self._utf8.decode(token_bytes(text))
 
     def flush(self) -> str:
         return self._utf8.decode(b"", final=True)
@@ -88,7 +88,7 @@ class _Window:
         if text is None:
             return ""
         self._run.append(token)
-        return "" if self._falls_back and _is_byte(text) else self.flush()
+        return "" if self._falls_back and is_byte(text) else self.flush()
 
     def flush(self) -> str:
         known = self._tokenizer.decode(self._before)
@@ -97,11 +97,11 @@ class _Window:
         return piece
 
 
-def _is_byte_level(tokenizer: Tokenizer) -> bool:
+def is_byte_level(tokenizer: Tokenizer) -> bool:
     return "ByteLevel(" in str(tokenizer.backend.decoder)
 
 
-def _is_byte(text: str) -> bool:
+def is_byte(text: str) -> bool:
     return len(text) == 6 and text.startswith("<0x") and text.endswith(">")
 
 
@@ -115,7 +115,7 @@ def _alphabet() -> dict[str, int]:
 _BYTE_OF = _alphabet()
 
 
-def _token_bytes(text: str) -> bytes:
+def token_bytes(text: str) -> bytes:
     """Bytes of a token; one with a character outside the alphabet was added as plain text."""
     if all(char in _BYTE_OF for char in text):
         return bytes(_BYTE_OF[char] for char in text)
