@@ -132,15 +132,16 @@ def _read(data: bytes) -> str:
     return data.decode("utf-8", "replace")
 
 
-class SpelledStream:
-    """The text of a growing list of tokens of several tokenizers, in whole characters."""
+class SpelledTokens:
+    """The text of a growing list of tokens of several tokenizers, in whole characters: a decoder for `TextStream`."""
 
     def __init__(self, spellings: Sequence[Spelling]):
         self._spellings = spellings
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def push(self, token: int, writer: int) -> str:
-        """The text that this token makes final."""
+    def push(self, written: tuple[int, int]) -> str:
+        """The text that a (writer, token) makes final."""
+        writer, token = written
         spelling = self._spellings[writer]
         if spelling.special(token):
             return self.flush()

@@ -158,7 +158,11 @@ def requests(tokenizers, count: int, knobs) -> list[Request]:
     for i in range(count):
         text = PROMPTS[i % len(PROMPTS)]
         own = [Rendering(tok.encode(text), tok.eos if i % 2 else ()) for tok in tokenizers]
-        how = dict(temperature=0.0 if i == 1 else 1.0, seed=i, max_new_tokens=(40, 25, 1)[i % 3] if i else 84 - max(len(each.prompt) for each in own))
+        how = dict(
+            temperature=0.0 if i == 1 else 1.0,
+            seed=i,
+            max_new_tokens=(40, 25, 1)[i % 3] if i else 84 - max(len(each.prompt) for each in own),
+        )
         asked.append(Request(prompt=(), renderings=tuple(own), knobs=knobs, **how))
     return asked
 

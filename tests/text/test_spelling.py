@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from molora_jax.config import UserError
 from molora_jax.text import spelling
-from molora_jax.text.spelling import Interpreter, Special, SpelledStream, Spelling, pieces
+from molora_jax.text.spelling import Interpreter, Special, SpelledTokens, Spelling, pieces
+from molora_jax.text.stream import TextStream
 from molora_jax.text.tokenizer import Tokenizer
 from tests.text import tiny
 
@@ -95,10 +96,13 @@ def test_the_text_of_two_writers_comes_in_whole_characters(loaded):
     first, second = "naïve €", " 日本 and ж"
     written = [(0, token) for token in both.spellings[0].encode([first])]
     written += [(1, token) for token in both.spellings[1].encode([second])]
-    stream = SpelledStream(both.spellings)
-    parts = [stream.push(token, writer) for writer, token in written]
+    stream = TextStream(SpelledTokens(both.spellings))
+    parts = [stream.push(each) for each in written]
     assert "".join(parts) + stream.flush() == first + second
     assert "\ufffd" not in "".join(parts)
+    stream = TextStream(SpelledTokens(both.spellings), ("€ 日",))
+    assert "".join(map(stream.push, written)) == "naïve "
+    assert stream.stopped
     assert both.encode(1, written) == both.spellings[1].encode([first + second])
 
 
