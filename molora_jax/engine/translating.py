@@ -52,7 +52,7 @@ class TranslatingEngine(SeparateEngine):
         number, slot = np.int32(running.id), np.int32(running.guest.slot)
         for i in sorted(range(len(entry.tables)), key=lambda i: i == first):  # whoever runs it first is told last
             row = self._row(running.request, running.request.renderings[i], entry.row.journey)
-            self._workers.post(i, Message(Kind.ENTER, Entrance(number, slot, row, entry.tables[i])))
+            self._workers.post(i, Message(Kind.ENTER, Entrance(number, slot, row, np.int32(running.guest.size))))
 
     def _row(self, request: Request, rendering: Rendering, journey):
         """The request's row in the table of a model."""

@@ -163,7 +163,7 @@ class TranslatingSubserver(Subserver):
     def _given_up(self, slot: int) -> Iterator[Post]:
         """Says to all that a request ends here."""
         number = self._numbers[slot].copy()
-        self._standing.active[slot], self._numbers[slot] = False, -1
+        self._vacate(np.array([slot]))
         ended = Message(Kind.STOP, (np.array([number]), np.array([slot])))
         yield from ((other, ended) for other in range(len(self.blueprint.fleet.cfgs)) if other != self.index)
         nothing = {name: np.zeros((1, 0), leaf.dtype) for name, leaf in columns(self._table).items()}
