@@ -58,12 +58,14 @@ def headline(bench: benchmarking.Bench, grid: Grid, models, new: int) -> dict[st
     served(prompts(N, 1), P, 2)
     bench.add(policy="dispatcher", requests=N, share=P, tokens_per_s=served(prompts(N, 1), P, min(new, 32)))
     top = max(one.rate for name, one in measured.items() if name.startswith("delayed"))
+    promised = grid.predicted(P, best, 1)
     return dict(
         delayed_over_eager=delayed.rate / eager.rate,
+        predicted_delayed_over_eager=promised / grid.predicted(P, 1, 1),
         fused_over_eager=fused.rate / eager.rate,
         fused_over_naive=fused.rate / naive,
         routed_over_llm_only=fused.rate / large,
-        predicted_over_measured=grid.predicted(P, best) / delayed.rate,
+        predicted_over_measured=promised / delayed.rate,
         b_star_regret=1 - delayed.rate / top,
         host_syncs_per_token=fused.looks,
         padding_ratio=fused.padding,

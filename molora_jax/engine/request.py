@@ -11,6 +11,14 @@ from molora_jax.engine.sampling import Sampling
 from molora_jax.engine.table import MAX_STOPS, RequestTable
 
 
+@dataclasses.dataclass(frozen=True)
+class Rendering:
+    """What a request is to a model whose tokenizer is its own."""
+
+    prompt: Sequence[int]
+    stops: tuple[int, ...] = ()
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request:
     """What one caller wants.
@@ -27,6 +35,7 @@ class Request:
       route: name of each token's expert, from the first on (None: the base); later tokens go on with the last, or as
         the engine's rule says.
       knobs: of the routing program, by name, where they differ from its own.
+      renderings: of an engine whose models have tokenizers of their own, what `prompt` and `stops` are to each.
     """
 
     prompt: Sequence[int]
@@ -42,6 +51,7 @@ class Request:
     adapter: str | None = None
     route: Sequence[str | None] | None = None
     knobs: Mapping[str, float] = dataclasses.field(default_factory=dict, hash=False)
+    renderings: tuple[Rendering, ...] = ()
 
     @property
     def logprob_at(self) -> float:
