@@ -299,7 +299,19 @@ def _write(path: Path, encoding: Encoding) -> None:
     kept = dict(pooled=encoding.pooled, lengths=encoding.lengths, cost=np.array(encoding.cost))
     if encoding.tokens is not None:
         kept["tokens"] = encoding.tokens
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    partial.write_bytes(safetensors.numpy.save(kept))
-    partial.rename(path)
+    keep(path, kept)
+
+
+def keep(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Writes a file of a cache, whole or not at all.
+
+    Raises:
+      UserError: the folder cannot be written to.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial")
+        partial.write_bytes(safetensors.numpy.save(arrays))
+        partial.rename(path)
+    except OSError as e:
+        raise UserError(f"{path.parent}: cannot be written ({e}); set MOLORA_CACHE to another folder") from None

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,6 +31,7 @@ class SentenceEncoder:
     Attributes:
       params: by the names of the file.
       layers, heads, eps: of its config.
+      digest: of its weights.
       tokens: that were run so far, pads apart; each went through all layers.
     """
 
@@ -38,7 +40,12 @@ class SentenceEncoder:
     layers: int
     heads: int
     eps: float
+    digest: str
     tokens: int = 0
+
+    def count(self, texts: Sequence[str]) -> int:
+        """Tokens of some texts."""
+        return sum(len(encoding.ids) for encoding in self.tokenizer.encode_batch(list(texts)))
 
     def embed(self, texts: Sequence[str]) -> Float[np.ndarray, "B D"]:
         """A unit vector a text; texts of like length run together."""
@@ -77,14 +84,16 @@ def read(folder: Path) -> SentenceEncoder:
     if kind != ("bert", "gelu", "absolute"):
         raise UserError(f"{folder}: got a model of {kind}, expected bert with gelu and absolute positions")
     try:
-        params = safetensors.numpy.load_file(folder / "model.safetensors")
+        content = (folder / "model.safetensors").read_bytes()
+        params = safetensors.numpy.load(content)
         words = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     except Exception as e:  # tokenizers raises bare Exceptions
         raise UserError(f"{folder}: cannot be read ({e}), expected model.safetensors and tokenizer.json") from None
     words.no_padding()
     words.enable_truncation(LONGEST)
     numbers = config["num_hidden_layers"], config["num_attention_heads"], config["layer_norm_eps"]
-    return SentenceEncoder({key: jnp.asarray(leaf) for key, leaf in params.items()}, words, *numbers)
+    digest = hashlib.blake2b(content, digest_size=16).hexdigest()
+    return SentenceEncoder({key: jnp.asarray(leaf) for key, leaf in params.items()}, words, *numbers, digest)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))

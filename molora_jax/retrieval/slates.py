@@ -5,14 +5,18 @@ The inputs are computed once and kept, so that training a router over them is a 
 
 import dataclasses
 import functools
+import hashlib
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 import jax
 import numpy as np
+import safetensors.numpy
 
 from molora_jax.config import UserError
 from molora_jax.data.multihop.question import Question
-from molora_jax.retrieval import channels
+from molora_jax.retrieval import channels, encode
+from molora_jax.retrieval.channels import DENSE, DENSE_LINKS, LEXICAL, LEXICAL_LINKS
 from molora_jax.retrieval.encode import Encoder, Encoding, Job
 from molora_jax.retrieval.sentence import SentenceEncoder
 from molora_jax.typing import Bool, Float
@@ -76,7 +80,7 @@ def passage(title: str, text: str) -> str:
     return f"{title}: {text}" if title else text
 
 
-def encode(
+def encodings(
     encoder: Encoder, questions: Sequence[Question], progress: Callable[..., Iterable] = lambda chunks, **_: chunks
 ) -> list[Encoding]:
     """Encodings of the questions' segments; `progress` may wrap the iteration (tqdm does)."""
@@ -87,36 +91,76 @@ def encode(
     return found
 
 
-def slate(question: Question, pooled: Float[np.ndarray, "G D"] | tuple, beside: "Beside") -> Slate:
-    """A question's slate from its encodings."""
-    gold = np.array([segment.supporting for segment in question.segments])
-    return Slate(question.id, gold, pooled, *beside.of(question))
-
-
 class Beside:
-    """Computes the channels and links of questions.
+    """Computes the channels and links of questions (`retrieval.channels`).
 
     Args:
       lexical: word overlap.
       dense: an encoder whose similarities are added; None for none.
+      cache: folder in which they are kept, by the content of the question and the encoder; None keeps none.
+
+    Attributes:
+      channels, links: how many there are.
     """
 
-    def __init__(self, *, lexical: bool, dense: SentenceEncoder | None = None):
-        self.lexical, self.dense = lexical, dense
-        self.channels = len(channels.LEXICAL) * lexical + len(channels.DENSE) * (dense is not None)
-        self.links = len(channels.LEXICAL_LINKS) * lexical + len(channels.DENSE_LINKS) * (dense is not None)
+    def __init__(self, *, lexical: bool = True, dense: SentenceEncoder | None = None, cache: Path | None = None):
+        self.lexical, self.dense, self.cache = lexical, dense, cache
+        self.channels = len(LEXICAL) * lexical + len(DENSE) * (dense is not None)
+        self.links = len(LEXICAL_LINKS) * lexical + len(DENSE_LINKS) * (dense is not None)
 
-    def of(self, question: Question) -> tuple[Float[np.ndarray, "G F"], Float[np.ndarray, "G G C"]]:
-        count = len(question.segments)
-        own, pairs = [np.zeros((count, 0), np.float32)], [np.zeros((count, count, 0), np.float32)]
-        if self.lexical:
-            own.append(channels.lexical(question))
-            pairs.append(channels.lexical_links(question))
-        if self.dense is not None:
-            query, *segments = self.dense.embed([question.question, *jobs([question])[0].segments])
-            own.append(channels.dense(query, np.array(segments)))
-            pairs.append(channels.dense_links(np.array(segments)))
-        return np.concatenate(own, axis=-1), np.concatenate(pairs, axis=-1)
+    def of(self, questions: Sequence[Question]) -> list[tuple[Float[np.ndarray, "G F"], Float[np.ndarray, "G G C"]]]:
+        """(channels, links) of each question."""
+        paths = [self._path(question) for question in questions]
+        new = [i for i, path in enumerate(paths) if path is None or not path.is_file()]
+        found = dict(zip(new, self._compute([questions[i] for i in new]), strict=True))
+        for i, path in enumerate(paths):
+            if i not in found:
+                kept = safetensors.numpy.load_file(path)
+                found[i] = kept["channels"], kept["links"]
+            elif path is not None:
+                encode.keep(path, dict(zip(("channels", "links"), found[i], strict=True)))
+        return [found[i] for i in range(len(questions))]
+
+    def _path(self, question: Question) -> Path | None:
+        if self.cache is None:
+            return None
+        parts = [
+            f"{LEXICAL} {LEXICAL_LINKS}" if self.lexical else "",
+            self.dense.digest if self.dense else "",
+            question.question,
+        ]
+        parts += [text for segment in question.segments for text in (segment.title, segment.text)]
+        key = hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
+        return self.cache / f"{key}.channels.safetensors"
+
+    def _compute(self, questions: Sequence[Question]):
+        vectors = embedded(self.dense, questions) if self.dense is not None else [None] * len(questions)
+        for question, known in zip(questions, vectors, strict=True):
+            count = len(question.segments)
+            own, pairs = [np.zeros((count, 0), np.float32)], [np.zeros((count, count, 0), np.float32)]
+            if self.lexical:
+                own.append(channels.lexical(question))
+                pairs.append(channels.lexical_links(question))
+            if known is not None:
+                own.append(channels.dense(known[0], known[1:]))
+                pairs.append(channels.dense_links(known[1:]))
+            yield np.concatenate(own, axis=-1), np.concatenate(pairs, axis=-1)
+
+
+def embedded(encoder: SentenceEncoder, questions: Sequence[Question]) -> list[Float[np.ndarray, "1+G D"]]:
+    """Unit vectors of each question and, behind it, of its segments."""
+    todo = jobs(questions)
+    if not todo:
+        return []
+    vectors = encoder.embed([text for job in todo for text in (job.question, *job.segments)])
+    return np.split(vectors, np.cumsum([1 + len(job.segments) for job in todo])[:-1])
+
+
+def slates(questions: Sequence[Question], given: Sequence[np.ndarray | tuple], beside: Beside) -> list[Slate]:
+    """The questions' slates from what stands for their segments: [G D], or tokens [T D] each."""
+    gold = [np.array([segment.supporting for segment in question.segments]) for question in questions]
+    own = zip(questions, gold, given, beside.of(questions), strict=True)
+    return [Slate(question.id, support, vectors, *known) for question, support, vectors, known in own]
 
 
 def collate(slates: Sequence[Slate], count: int, length: int = 0) -> Slates:

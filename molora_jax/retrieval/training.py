@@ -112,13 +112,16 @@ def train(cfg: MaraConfig, slates: Sequence[Slate], config: TrainingConfig) -> T
 
 
 def split(slates: Sequence[Slate], config: TrainingConfig) -> tuple[list[Slate], list[Slate]]:
-    """Those that train, and the slice that chooses the checkpoint: another one for every seed."""
-    order = np.random.default_rng([config.seed, 1]).permutation(len(slates))
-    count = round(config.held * len(slates))
-    if count < 1 or len(slates) - count < config.rows:
-        got = f"{len(slates)} questions, of which {count} are held out, for batches of {config.rows}"
+    """Those that train, and the slice of questions that chooses the checkpoint: another one for every seed."""
+    ids = list(dict.fromkeys(slate.id for slate in slates))
+    order = np.random.default_rng([config.seed, 1]).permutation(len(ids))
+    count = round(config.held * len(ids))
+    kept = {ids[i] for i in order[:count]}
+    parts = [slate for slate in slates if slate.id not in kept], [slate for slate in slates if slate.id in kept]
+    if len(parts[0]) < config.rows or not parts[1]:
+        got = f"{len(ids)} questions, of which {count} are held out, for batches of {config.rows}"
         raise UserError(f"training: got {got}, expected enough for both")
-    return [slates[i] for i in order[count:]], [slates[i] for i in order[:count]]
+    return parts
 
 
 def loss(cfg: MaraConfig, config: TrainingConfig, tree: dict[str, Any], batch: Slates, key: Array) -> Sums:
