@@ -50,7 +50,7 @@ class Inputs:
     def __init__(self, encoder: Encoder, beside: Beside):
         self.encoder, self.beside = encoder, beside
         self.width = encoder.width * len(encoder.config.depths)
-        self._found: dict[Question, tuple[Slate, int]] = {}
+        self._found: dict[Question, tuple[Slate, Encoding]] = {}
 
     def slates(self, questions: Sequence[Question], *, bare: bool = False) -> list[Slate]:
         """The questions' slates; `bare` ones have no channels and no links, as the published router reads them."""
@@ -58,16 +58,20 @@ class Inputs:
         if new:
             encodings = slates.encodings(self.encoder, new, tqdm.tqdm)
             made = slates.slates(new, [pool(encoding) for encoding in encodings], self.beside)
-            costs = [encoding.cost for encoding in encodings]
-            self._found |= dict(zip(new, zip(made, costs, strict=True), strict=True))
+            kept = [dataclasses.replace(encoding, pooled=encoding.pooled[:0]) for encoding in encodings]
+            self._found |= dict(zip(new, zip(made, kept, strict=True), strict=True))
         found = [self._found[question][0] for question in questions]
         return plain(found) if bare else found
 
     def cost(self, questions: Sequence[Question], *, bare: bool = False) -> float:
         """Encoder tokens × layers a question, those of the sentence encoder included unless `bare`."""
         self.slates(questions)
-        own = float(np.mean([self._found[question][1] for question in questions]))
+        own = float(np.mean([self._found[question][1].cost for question in questions]))
         return own if bare or self.beside.dense is None else own + self.dense_cost(questions)
+
+    def lengths(self, question: Question) -> list[int]:
+        """Tokens of each segment, as far as they are encoded."""
+        return self._found[question][1].lengths.tolist()
 
     def dense_cost(self, questions: Sequence[Question]) -> float:
         """Tokens × layers a question of the sentence encoder alone, whose layers are narrower."""
