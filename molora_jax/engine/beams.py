@@ -75,10 +75,10 @@ def search(
 ) -> list[list[Beam]]:
     """The `beams` best continuations of each prompt found, best first, by Σ log p / length^penalty.
 
-    Every step extends the `beams` hypotheses by all tokens. Of what ends with a stop token the best so many are kept,
-    of the rest the likeliest so many go on. It stops when no hypothesis can overtake those kept, however it goes on;
-    what has not ended after `max_new_tokens` counts as ended (Wu et al. 2016, §7, without coverage). Of equal scores
-    the first hypothesis wins, then the smaller token. One beam is not greedy search where a stop token pays off.
+    Every step extends all hypotheses by all tokens and takes the `beams` likeliest: those that end with a stop token
+    are put aside, the others go on, so that the beam narrows (Wu et al. 2016, §7, without coverage). It stops when no
+    hypothesis can overtake those put aside, however it goes on; what has not ended after `max_new_tokens` counts as
+    ended. Of equal scores the first hypothesis wins, then the smaller token. One beam is greedy search.
 
     Args:
       penalty: 0 prefers short continuations; at least 0.
@@ -140,7 +140,7 @@ def _search(cfg: ModelConfig, shape, penalty: float, params, bank, expert, flat,
 
     def go_on(carry):
         i, best, *_ = carry
-        bound = best.total[:, 0] / steps**penalty
+        bound = jnp.max(best.total, axis=1) / steps**penalty
         return (i < steps) & jnp.any(bound > best.done[:, -1])
 
     def step(carry):
@@ -182,20 +182,14 @@ def _grow(
     """All hypotheses by their token i, and each one's parent."""
     count, beams, _ = best.tokens.shape
     total = best.total[:, :, None] + scores.reshape(count, beams, -1)
-    vocab = total.shape[-1]
-
-    def top(values):
-        value, at = jax.lax.top_k(values.reshape(count, -1), beams)
-        parents, token = at // vocab, at % vocab
-        tokens = jnp.take_along_axis(best.tokens, parents[:, :, None], axis=1).at[:, :, i].set(token)
-        return value, tokens, parents
-
-    live, tokens, parents = top(jnp.where(ended, -jnp.inf, total))
-    stopped, stopped_tokens, _ = top(jnp.where(ended, total, -jnp.inf))
-    best = _kept(best, stopped, stopped_tokens, jnp.full((count, beams), i + 1), i + 1, penalty)
-    over = jnp.where(i + 1 == steps, live, -jnp.inf)
-    best = _kept(best, over, tokens, jnp.full((count, beams), -(i + 1)), i + 1, penalty)
-    return dataclasses.replace(best, tokens=tokens, total=live), parents
+    value, at = jax.lax.top_k(total.reshape(count, -1), beams)
+    parents, token = at // scores.shape[1], at % scores.shape[1]
+    tokens = jnp.take_along_axis(best.tokens, parents[:, :, None], axis=1).at[:, :, i].set(token)
+    stopped = ended[token]
+    over = stopped | (i + 1 == steps)
+    length = jnp.where(stopped, i + 1, -(i + 1))
+    best = _kept(best, jnp.where(over, value, -jnp.inf), tokens, length, i + 1, penalty)
+    return dataclasses.replace(best, tokens=tokens, total=jnp.where(over, -jnp.inf, value)), parents
 
 
 def _kept(best: _Beams, total, tokens, length, size, penalty: float) -> _Beams:

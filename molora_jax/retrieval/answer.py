@@ -53,7 +53,7 @@ def answers(
     cut: Callable[[str], str] = first_line,
     progress: Callable[..., Iterable] = lambda parts, **_: parts,
 ) -> list[Answer]:
-    """The best continuation of each prompt by beam search; `width` 1 is greedy but for the choice of where to stop.
+    """The best continuation of each prompt by beam search; `width` 1 is greedy.
 
     Args:
       bank, expert: an adapted reader, all of whose tokens use one expert.

@@ -1,13 +1,15 @@
 """Routers against what they must beat, on the same questions: recall, whole evidence, intervals and cost."""
 
 import dataclasses
+import itertools
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import tqdm
 
-from molora_jax.data.multihop.load import NORMALISED, load
+from molora_jax.config import UserError
+from molora_jax.data.multihop.load import BABI, NORMALISED, load
 from molora_jax.data.multihop.question import Question
 from molora_jax.evaluation import bootstrap
 from molora_jax.retrieval import baselines, metrics, slates, training
@@ -15,6 +17,7 @@ from molora_jax.retrieval.chain import Chain
 from molora_jax.retrieval.channels import DENSE, LEXICAL
 from molora_jax.retrieval.encode import Encoder, Encoding
 from molora_jax.retrieval.mara import MaraConfig
+from molora_jax.retrieval.sentence import SentenceEncoder
 from molora_jax.retrieval.slates import Beside, Slate
 from molora_jax.retrieval.training import Trained, TrainingConfig
 
@@ -22,7 +25,8 @@ SETS = {"musique": "musique", "hotpotqa": "hotpotqa", "wiki2": "2wikimultihopqa"
 """Short name to file name of the normalised sets."""
 KS = (2, 4, 5, 8, 12)
 POOLED = "pooled"
-RIVALS = ("bm25", "dense")
+LONGEST = 20
+"""Statements of a bAbI story that is used."""
 
 Values = dict[str, np.ndarray]
 """`recall@k` and `all@k` of every question, means over seeds: [questions]."""
@@ -32,6 +36,17 @@ def questions(data_dir: str | pathlib.Path, split: str) -> dict[str, list[Questi
     """Questions of the split of each set that lies in `multihop` of the data folder."""
     folder = pathlib.Path(data_dir).expanduser() / "multihop"
     return {name: load(NORMALISED, folder / f"{file}.jsonl", split=split) for name, file in SETS.items()}
+
+
+def babi(data_dir: str | pathlib.Path, split: str, count: int) -> list[Question]:
+    """The first questions of bAbI's tasks 1 to 3 in turn, of stories of at most `LONGEST` statements."""
+    folder = pathlib.Path(data_dir).expanduser() / "other"
+    files = [file for task in (1, 2, 3) for file in sorted(folder.glob(f"babi_en_qa{task}_*_{split}.txt"))]
+    if len(files) != 3:
+        raise UserError(f"babi: got {len(files)} files in {folder}, expected babi_en_qa[1-3]_*_{split}.txt")
+    tasks = ([q for q in load(BABI, file, split=split) if len(q.segments) <= LONGEST] for file in files)
+    mixed = [question for turn in itertools.zip_longest(*tasks) for question in turn if question is not None]
+    return mixed[:count]
 
 
 def pool(encoding: Encoding) -> np.ndarray:
@@ -67,16 +82,17 @@ class Inputs:
         """Encoder tokens × layers a question, those of the sentence encoder included unless `bare`."""
         self.slates(questions)
         own = float(np.mean([self._found[question][1].cost for question in questions]))
-        return own if bare or self.beside.dense is None else own + self.dense_cost(questions)
+        return own if bare or self.beside.dense is None else own + dense_cost(self.beside.dense, questions)
 
     def lengths(self, question: Question) -> list[int]:
         """Tokens of each segment, as far as they are encoded."""
         return self._found[question][1].lengths.tolist()
 
-    def dense_cost(self, questions: Sequence[Question]) -> float:
-        """Tokens × layers a question of the sentence encoder alone, whose layers are narrower."""
-        texts = [text for job in slates.jobs(questions) for text in (job.question, *job.segments)]
-        return self.beside.dense.layers * self.beside.dense.count(texts) / len(questions)
+
+def dense_cost(encoder: SentenceEncoder, questions: Sequence[Question]) -> float:
+    """Tokens × layers a question of a sentence encoder, whose layers are narrower than a language model's."""
+    texts = [text for job in slates.jobs(questions) for text in (job.question, *job.segments)]
+    return encoder.layers * encoder.count(texts) / len(questions)
 
 
 def plain(found: Iterable[Slate]) -> list[Slate]:
@@ -85,17 +101,18 @@ def plain(found: Iterable[Slate]) -> list[Slate]:
     return [dataclasses.replace(slate, **bare(slate)) for slate in found]
 
 
-def untrained(questions: Sequence[Question], found: Sequence[Slate], beside: Beside, seeds: int) -> dict[str, list]:
+def untrained(questions: Sequence[Question], beside: Beside, seeds: int) -> dict[str, list]:
     """Rankings of the baselines by name, a list of them for each seed (one where there is no chance in it).
 
     BM25, TF-IDF and the dense retriever are channels, which keep their order.
     """
     names = [*(LEXICAL if beside.lexical else ()), *(DENSE if beside.dense else ())]
-    column = lambda name: [baselines.ranking(slate.channels[:, names.index(name)]) for slate in found]
-    rankings = {name: [column(name)] for name in ("bm25", "tfidf", "dense") if name in names}
-    rankings["random"] = [[baselines.ranking(baselines.chance(q, seed)) for q in questions] for seed in range(seeds)]
-    rankings["oracle"] = [[baselines.ranking(baselines.oracle(q)) for q in questions]]
-    return rankings
+    known = [channels for channels, _ in beside.of(questions)]
+    column = lambda name: [baselines.ranking(own[:, names.index(name)]) for own in known]
+    found = {name: [column(name)] for name in ("bm25", "tfidf", "dense") if name in names}
+    found["random"] = [[baselines.ranking(baselines.chance(q, seed)) for q in questions] for seed in range(seeds)]
+    found["oracle"] = [[baselines.ranking(baselines.oracle(q)) for q in questions]]
+    return found
 
 
 def fit(cfg: MaraConfig, found: Sequence[Slate], config: TrainingConfig, seeds: int) -> list[Trained]:
@@ -135,46 +152,3 @@ def gap(ours: Values, theirs: Values, figure: str) -> str:
     """Points by which we are better, with the interval of the paired bootstrap over questions."""
     found = bootstrap.paired(ours[figure], theirs[figure])
     return f"{100 * found.mean:+.1f} [{100 * found.low:+.1f}, {100 * found.high:+.1f}]"
-
-
-def table(rows: Sequence[Mapping], columns: Sequence[str]) -> str:
-    """Markdown; numbers between 0 and 1 in three places."""
-    show = lambda value: (
-        f"{value:.3f}"
-        if isinstance(value, float) and value <= 1
-        else f"{value:,.0f}"
-        if isinstance(value, float)
-        else str(value)
-    )
-    lines = [columns, ["---"] * len(columns), *([show(row.get(c, "")) for c in columns] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
-
-
-class Report:
-    """Collects a bench's rows and the keys that a summary has: figures of our routers and of what they must beat.
-
-    Args:
-      add: takes a row.
-      questions: dev questions by set.
-      rivals: figures of `bm25` and, where there is one, `dense`, by set and pooled.
-    """
-
-    def __init__(self, add: Callable[..., None], questions: Mapping[str, Sequence[Question]]):
-        self.add, self.questions, self.rivals = add, questions, {}
-        self.summary: dict[str, float] = {}
-
-    def system(self, name: str, rankings: Mapping[str, Sequence], *, cost: Mapping[str, float], key: str = "", **facts):
-        """Rows of one system, a set each and pooled; under `key` it enters the summary."""
-        own = merged({of: values(self.questions[of], rankings[of]) for of in rankings})
-        if name in RIVALS:
-            self.rivals[name] = own
-        for of, figures in own.items():
-            gaps = {}
-            for rival, theirs in self.rivals.items():
-                if rival != name and of in theirs and len(theirs[of]["recall@2"]) == len(figures["recall@2"]):
-                    gaps |= {f"{short(f)}_vs_{rival}": gap(figures, theirs[of], f) for f in ("recall@2", "recall@4")}
-            found, spent = means(figures), cost.get(of, np.mean(list(cost.values())) if cost else 0.0)
-            self.add(system=name, set=of, **facts, n=len(figures["recall@2"]), **found, cost=float(spent), **gaps)
-            if key:
-                self.summary |= {f"{of}_{key}_{k}": found[k] for k in ("r2", "r4", "all4")}
-        return own

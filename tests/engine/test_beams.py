@@ -13,9 +13,11 @@ from molora_jax.adapters.library import Library
 from molora_jax.adapters.route import Route
 from molora_jax.config import UserError
 from molora_jax.engine import beams
+from molora_jax.engine.request import Request
 from molora_jax.models import transformer
 from molora_jax.nn.layout import dense
 from tests import experts, fakes
+from tests import naive as naive_text
 
 CFG, PARAMS = fakes.model("llama_tied")
 PROMPTS = [[5, 9, 2, 7, 7, 1, 30], [3], [11, 4, 8, 2] * 5]
@@ -42,10 +44,10 @@ def naive(prompt, width, steps, stops, penalty, bank=None):
         grown = [
             (total + s, [*tokens, v]) for total, tokens in live for v, s in enumerate(scores(prompt + tokens, bank))
         ]
-        ends = [g for g in grown if g[1][-1] in stops]
-        live = sorted((g for g in grown if g[1][-1] not in stops), key=lambda g: -g[0])[:width]
-        done += ends + (live if step == steps - 1 else [])
-        done = sorted(done, key=lambda g: -g[0] / len(g[1]) ** penalty)[:width]
+        best = sorted(grown, key=lambda g: -g[0])[:width]
+        over = [g for g in best if g[1][-1] in stops or step == steps - 1]
+        live = [g for g in best if g not in over]
+        done = sorted(done + over, key=lambda g: -g[0] / len(g[1]) ** penalty)[:width]
     return done
 
 
@@ -58,6 +60,14 @@ def test_against_a_plain_search(width, steps, penalty):
         assert [beam.tokens for beam in got] == [tokens for _, tokens in want]
         np.testing.assert_allclose([beam.logprob for beam in got], [total for total, _ in want], rtol=1e-4)
         assert [beam.finished for beam in got] == ["stop" if t[-1] in stops else "length" for _, t in want]
+
+
+def test_one_beam_is_greedy():
+    stops = (6, 13, 25, 40, 17, 33)
+    found = beams.search(CFG, PARAMS, PROMPTS, beams=1, max_new_tokens=9, stops=stops)
+    for prompt, [got] in zip(PROMPTS, found, strict=True):
+        request = Request(prompt=prompt, max_new_tokens=9, stops=stops)
+        assert (got.tokens, got.finished) == naive_text.generate(CFG, PARAMS, request)
 
 
 def test_beams_as_wide_as_all_pairs_find_the_best_of_all_texts():

@@ -11,19 +11,13 @@ from molora_jax.retrieval import encode
 from molora_jax.retrieval.encode import Encoder, EncoderConfig, Job
 from tests import fakes
 from tests.numerics import assert_close
+from tests.retrieval.questions import Letters
 
 JOBS = [
     Job("Who is the boss of Ada", ["Ada: boss Ben", "Ben: twin Kim, and then " * 9, "C"]),
     Job("?", ["alone"]),
     Job("Who?", [f"{'word ' * i}end" for i in range(23)], anchors=["Ada: boss Ben, owner Kim", "Kim: guard Ada"]),
 ]
-
-
-class Letters:
-    """A tokenizer of letters: ids 1 to 40, with 3 in front of a text."""
-
-    def encode(self, text, *, special=True):
-        return [3] * special + [1 + ord(letter) % 40 for letter in text]
 
 
 @pytest.fixture(scope="module")
