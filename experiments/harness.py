@@ -13,7 +13,7 @@ from absl import flags
 from molora_jax import cli, compilation
 from molora_jax.checkpoints import composition
 from molora_jax.checkpoints import model as models
-from molora_jax.checkpoints.resolve import cache_folder
+from molora_jax.checkpoints.resolve import cache_folder, part
 from molora_jax.config import UserError
 from molora_jax.evaluation.systems import BASE, System, composed
 from molora_jax.serving import specialists
@@ -50,7 +50,7 @@ def main() -> None:
 def _system(model) -> System:
     experts = specialists.read(model, _EXPERTS.value)
     if _COMPOSITION.value:
-        return composed("composition", composition.load(_COMPOSITION.value, model, experts))
+        return composed("composition", composition.load(part(_COMPOSITION.value), model, experts))
     if _EXPERT.value is None:
         return BASE
     if _EXPERT.value not in [expert.name for expert in experts]:

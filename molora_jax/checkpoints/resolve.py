@@ -19,6 +19,8 @@ _CONVERTED = "gguf-1"
 """Where converted files lie in the cache; the number goes up when `gguf.convert` writes something else."""
 TESTBED = Path(__file__).parents[1] / "data" / "testbed" / "models"
 """The bases that this package carries, a folder each."""
+PARTS = TESTBED.parent / "parts"
+"""Adapters and compositions over the large one, that this package carries, a folder each."""
 _HUB_FILES = ("*.json", "model*.safetensors", "tokenizer.model", "merges.txt", "*.jinja")
 
 
@@ -65,6 +67,20 @@ def _testbed(base: str) -> Path:
         named = ", ".join(f"testbed:{known}" for known in bases) or "none, as none is here: run make testbed"
         raise UserError(f"model: got testbed:{base}, expected {named}")
     return TESTBED / base
+
+
+def part(name: str) -> Path:
+    """The folder of an adapter or a composition: a user's own, or `testbed:calc` and so on, which this package carries.
+
+    Raises:
+      UserError: the package carries none of that name.
+    """
+    if not name.startswith("testbed:"):
+        return Path(name)
+    known = sorted(folder.name for folder in PARTS.glob("*") if folder.is_dir())
+    if name.removeprefix("testbed:") not in known:
+        raise UserError(f"part: got {name}, expected {', '.join(f'testbed:{k}' for k in known) or 'a folder'}")
+    return PARTS / name.removeprefix("testbed:")
 
 
 def carried(requirement: str) -> Path:
