@@ -9,9 +9,10 @@ import numpy as np
 
 from molora_jax import benchmarking
 from molora_jax.config import UserError
-from molora_jax.evaluation import comparison, report
+from molora_jax.evaluation import comparison, pair_report, report
 from molora_jax.evaluation.bootstrap import Difference
 from molora_jax.evaluation.comparison import Comparison
+from molora_jax.evaluation.pair import RANDOM, TRAINED
 from molora_jax.evaluation.reproduction.plan import MIXED, SINGLE
 from molora_jax.evaluation.routing import Routing
 
@@ -48,6 +49,8 @@ def write(results: Path) -> dict[str, float]:
         routed = found["mixtures"][0]["routing"]["hard"]
         shown = Routing(**routed | dict(confusion=np.array(routed["confusion"])))
         report.draw(results / "routing_hard.png", shown, "hard routing, first seed")
+    if "pair" in found:
+        pair_report.write(results / "pair", found["pair"])
     if keys:
         benchmarking.print_summary(keys)
     return keys
@@ -173,4 +176,6 @@ def _sequences(found: Sequence[Mapping[str, Any]]) -> tuple[str, dict[str, float
 
 
 def _pair(found: Sequence[Mapping[str, Any]]) -> tuple[str, dict[str, float]]:
-    return "", {}
+    text = "## Two models, routed token by token (testbed:small and testbed:large)\n\n" + pair_report.table(found)
+    at = {f"{name}_accuracy_at_20pct_share": router for name, router in dict(routed=TRAINED, random=RANDOM).items()}
+    return text, {key: 100 * pair_report.accuracy_at(found, router, 0.2) for key, router in at.items()}
