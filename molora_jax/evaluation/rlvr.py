@@ -17,7 +17,8 @@ def report(config: RLVRConfig, result: Result, folder: Path) -> str:
     Raises:
       UserError: the folder cannot be written to.
     """
-    found = {name: Accuracy(getattr(result, name), result.problems) for name in ("before", "after")}
+    names = ("before", "after", "sampled_before", "sampled_after")
+    found = {name: Accuracy(getattr(result, name), result.problems) for name in names}
     values = dict(
         data=config.data,
         split=config.split,
@@ -34,7 +35,8 @@ def report(config: RLVRConfig, result: Result, folder: Path) -> str:
         (folder / REPORT).write_text(json.dumps(values, indent=1) + "\n")
     except OSError as e:
         raise UserError(f"{folder}: got {e.strerror!r} writing there, expected a folder with room") from None
-    return f"{config.data}: {found['before']} right before, {found['after']} after; {folder / REPORT}"
+    said = {way: f"{found[way + 'before']} right before, {found[way + 'after']} after" for way in ("", "sampled_")}
+    return f"{config.data}: greedy, {said['']}; sampled, {said['sampled_']}; {folder / REPORT}"
 
 
 def _values(accuracy: Accuracy) -> dict[str, float]:

@@ -85,10 +85,21 @@ class Actor:
         judge = registry.judge(examples[0])
         return judge.verify(answers, texts), judge.rewards(answers, texts, reward)
 
-    def solves(self, examples: Sequence[Example], reward: Reward) -> dict[str, float]:
-        """Over some problems, each answered greedily: how many are right of how many, and what they earn."""
+    def solves(self, examples: Sequence[Example], reward: Reward, *, temperature: float) -> dict[str, float]:
+        """Over some problems: how many are right of how many, answered greedily, and what they earn.
+
+        "sampled" tells it of answers at `temperature`, which are what reinforcement improves.
+        """
         found = self.play(examples, per_prompt=1, temperature=0.0)
         right, earned = self.judged(examples, found, reward)
+        sampled, _ = self.judged(examples, self.play(examples, per_prompt=1, temperature=temperature), reward)
         count, total = len(examples), float(sum(right))
-        length = sum(len(rollout.tokens) for rollout in found) / count
-        return dict(accuracy=total / count, right=total, problems=count, reward=sum(earned) / count, length=length)
+        return dict(
+            accuracy=total / count,
+            right=total,
+            problems=count,
+            sampled=sum(sampled) / count,
+            sampled_right=float(sum(sampled)),
+            reward=sum(earned) / count,
+            length=sum(len(rollout.tokens) for rollout in found) / count,
+        )

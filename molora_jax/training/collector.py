@@ -24,6 +24,9 @@ where none is larger): two ways to run a decoder, by the dtype of the base (the 
 REFILLS = 3
 """Further draws of prompts at most, for groups that have something to learn from."""
 
+STRIDE = 16
+"""Rows of a batch have a multiple of so many tokens."""
+
 Scores = Callable[[Any, Experience], Float[Array, "B T"]]
 """(tree, batch) to the log-probabilities of the sampled tokens."""
 
@@ -36,7 +39,6 @@ class Drawing:
       how: the algorithm.
       prompts: P of a batch.
       per_prompt: G rollouts of each.
-      length: T of the rows.
       temperature: of the rollouts.
       reward: for completions.
       overlong: last tokens of a rollout's most over which DAPO's penalty grows; 0 for none.
@@ -49,7 +51,6 @@ class Drawing:
     how: Algorithm
     prompts: int
     per_prompt: int
-    length: int
     temperature: float
     reward: Reward
     overlong: int
@@ -148,7 +149,7 @@ class Collector:
             self.how.how,
             found,
             advantages(self.how.how, groups.rewards).reshape(-1),
-            length=self.how.length,
+            length=_padded(max(len(r.prompt) + len(r.tokens) for r in found)),
             most=self.actor.most,
             counts=[r.finished for r in found] if self.how.mask_truncated else None,
             ids=[example.id for example in groups.examples for _ in range(self.how.per_prompt)],
@@ -199,6 +200,11 @@ class Collector:
             away = np.clip(np.asarray(self._scores(self._start, probe)) - own, -20, 20)
             found["kl"] = float(np.sum((np.exp(away) - away - 1)[probe.sampled]) / probe.sampled.sum())
         return found
+
+
+def _padded(longest: int) -> int:
+    """T of a batch: its longest row, made a multiple of `STRIDE`, so that few programs are compiled."""
+    return -(-longest // STRIDE) * STRIDE
 
 
 def _told(drawn: _Groups) -> dict[str, float]:

@@ -26,6 +26,7 @@ def rewards(folder: Path, title: str) -> Path | None:
         "reward of the rollouts": ("reward", {}),
         "share of them that is right": ("accuracy", {}),
         "share right of the problems, greedy": ("eval_accuracy", dict(marker="o")),
+        "share right of the problems, sampled": ("eval_sampled", dict(marker="s")),
     }
     return _drawn(folder, folder / "reward.png", lines, title, "reward, share")
 

@@ -14,7 +14,6 @@ from molora_jax.checkpoints.model import DTYPES, Model
 from molora_jax.config import UserError
 from molora_jax.data.document import Source
 from molora_jax.data.example import Example
-from molora_jax.data.rows import Report
 from molora_jax.training import algorithms, curve, loop, policy_loss, settings, sft, specialist
 from molora_jax.training.actor import Actor
 from molora_jax.training.collector import Collector, Drawing, Round
@@ -26,11 +25,12 @@ from molora_jax.training.step import Metrics, State, Trainer
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a run came to, on its problems, answered greedily.
+    """What a run came to, on its problems.
 
     Attributes:
       adapter: the folder that it was exported to.
-      before, after: problems that were right, with the adapter it started from and in the end.
+      before, after: problems that were right with the adapter it started from and in the end, answered greedily.
+      sampled_before, sampled_after: likewise, answered at the temperature of the rollouts.
       problems: of how many.
       seconds: of the reinforcement alone, as far as this call did it.
     """
@@ -38,6 +38,8 @@ class Result:
     adapter: Path
     before: int
     after: int
+    sampled_before: int
+    sampled_after: int
     problems: int
     seconds: float
 
@@ -151,7 +153,7 @@ class Learner:
     def evaluate(self, problems: list[Example], state: State) -> dict[str, float]:
         """How it does on some problems."""
         self.actor.sync(self.adapter(state))
-        return self.actor.solves(problems, reward(self.config.reward))
+        return self.actor.solves(problems, reward(self.config.reward), temperature=self.config.temperature)
 
 
 def drawing(config: RLVRConfig) -> Drawing:
@@ -160,7 +162,6 @@ def drawing(config: RLVRConfig) -> Drawing:
         how=algorithms.algorithm(config.algorithm),
         prompts=config.prompts,
         per_prompt=config.per_prompt,
-        length=config.length,
         temperature=config.temperature,
         reward=reward(config.reward),
         overlong=config.overlong,
@@ -200,8 +201,8 @@ def _start(config: RLVRConfig, model: Model, folder: Path, progress: bool) -> Ad
 
 def _prompts(config: RLVRConfig, model: Model) -> Prompts:
     """Those that leave room for what follows them."""
-    report = Report()
-    found = questions(config.data, "train", data_dir=config.data_dir, strict=config.strict, report=report)
+    how = dict(levels=config.levels, signs=config.signs)
+    found = questions(config.data, "train", data_dir=config.data_dir, strict=config.strict, **how)
     if not config.data.startswith(TESTBED):
         room = config.length - config.max_new_tokens
         kept = [example for example in found if len(model.tokenizer.encode(example.prompt)) <= room]
@@ -221,11 +222,12 @@ def _finished(config: RLVRConfig, folder: Path, model: Model, found: Adapter, se
     picture = curve.rewards(
         folder, f"{config.algorithm} on {config.data}" + ", rewards shuffled" * config.shuffled_rewards
     )
-    right, problems = (curve.values(folder, f"eval_{name}")[1] for name in ("right", "problems"))
-    result = Result(folder / "adapter", int(right[0]), int(right[-1]), int(problems[0]), seconds)
+    right, sampled, count = (curve.values(folder, f"eval_{name}")[1] for name in ("right", "sampled_right", "problems"))
+    ends = [int(values[i]) for values in (right, sampled) for i in (0, -1)]
+    result = Result(folder / "adapter", *ends, int(count[0]), seconds)
     print(
         f"{config.split} problems right: {result.before} of {result.problems} before, {result.after} after "
-        f"{config.steps} batches; {seconds:.0f} s"
+        f"{config.steps} batches; sampled, {result.sampled_before} and {result.sampled_after}; {seconds:.0f} s"
     )
     if picture:
         print(f"curve: {picture}")

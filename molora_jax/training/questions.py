@@ -27,14 +27,18 @@ def questions(
     data_dir: str | None = None,
     strict: bool = False,
     report: Report | None = None,
+    **recipe,
 ) -> Source[Example]:
     """The examples of `testbed:calc` (or another domain), under the house rule, or of a benchmark of `data.tasks`.
+
+    Args:
+      recipe: fields of the testbed's `Recipe` that differ from a specialist's task.
 
     Raises:
       UserError: no such domain, benchmark, split or file.
     """
     if name.startswith(TESTBED):
-        return Stream(specialist(name.removeprefix(TESTBED)), split, 0, DRAWN)
+        return Stream(specialist(name.removeprefix(TESTBED), **recipe), split, 0, DRAWN)
     return registry.task(name).load(split, data_dir=data_dir, strict=strict, report=report)
 
 

@@ -20,6 +20,8 @@ class RLVRConfig:
       data: `testbed:DOMAIN`, or a benchmark of `data.tasks`.
       data_dir: folder of the benchmarks; by default the one that MOLORA_DATA_DIR names.
       strict: a malformed row is an error; otherwise it is skipped and counted.
+      levels, signs: difficulties of the prompts from the testbed, and their share of signs, the operations that a
+        domain reads by its own rule; its problems stay those of the specialist's task.
       start: folder of the adapter that it starts from, and whose kind and rank it keeps; by default one of a short
         supervised run.
       adapter: what trains, where `start` does not say it.
@@ -28,7 +30,7 @@ class RLVRConfig:
       reward: `testbed`, `exact` or `released`.
       prompts: P of a batch.
       per_prompt: G rollouts of each.
-      length: T of a row: a prompt and what follows it.
+      length: most tokens of a prompt and what follows it.
       max_new_tokens: most that follows it; prompts that leave less room are left out.
       temperature: of the rollouts.
       updates: parts that a batch is cut into, each an update.
@@ -52,6 +54,8 @@ class RLVRConfig:
     data: str = "testbed:calc"
     data_dir: str | None = None
     strict: bool = False
+    levels: tuple[int, ...] = (1, 2)
+    signs: float = 0.5
     start: str | None = None
     adapter: AdapterConfig = AdapterConfig()
     sft_steps: int = 40

@@ -23,7 +23,7 @@ def test_one_command_gives_an_expert_and_its_report(tmp_path):
     changes = [f"--config.{change}" for change in (*FEW, f"model={base}")]
     done = run("rlvr", "--config=configs/rlvr_testbed.py:calc", f"--out={out}", *changes, cache=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "testbed:calc: 0 % (0–56) right before, 0 % (0–56) after" in done.stdout
+    assert "testbed:calc: greedy, 0 % (0–56) right before, 0 % (0–56) after" in done.stdout
     assert json.loads((out / "report.json").read_text())["rollouts"] == 8
     assert {"adapter", "reward.png", "metrics.jsonl"} <= {path.name for path in out.iterdir()}
 

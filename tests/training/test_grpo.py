@@ -45,6 +45,7 @@ def even(monkeypatch):
 
 def config(base, **changes) -> RLVRConfig:
     usual = dict(sft_steps=0, prompts=4, per_prompt=8, length=32, max_new_tokens=6, steps=4, rate=0.02, save_every=2)
+    usual |= dict(levels=(3,))  # whose rows all fall between 16 and 32 tokens
     adapter = AdapterConfig(sites=tiny.SITES, rank=4)
     return RLVRConfig(model=str(base), adapter=adapter, problems=9, **(usual | changes))
 
