@@ -78,13 +78,15 @@ def test_a_comparison_from_files_to_rows(data):
         0,
         1,
     )
-    assert shown["oracle", "pooled"]["r2"] == 1 and shown["oracle", "pooled"]["n"] == 9
+    assert shown["oracle", "pooled"]["r2"] == 1
+    assert shown["oracle", "pooled"]["n"] == 9
     assert shown["dense", "musique"]["cost"] > 0 == shown["bm25", "musique"]["cost"]
     assert report.summary["wiki2_first_r2"] == 0.5
     assert shown["oracle", "musique"]["r2_vs_bm25"].startswith("+")
     assert report.table().count("\n") == 2 + len(rows)
     slates = inputs.slates(dev["musique"])
-    assert slates[0].encodings.shape == (5, inputs.width) and slates[0].channels.shape[1] == len(channels.LEXICAL)
+    assert slates[0].encodings.shape == (5, inputs.width)
+    assert slates[0].channels.shape[1] == len(channels.LEXICAL)
     assert inputs.slates(dev["musique"], bare=True)[0].links.shape == (5, 5, 0)
     assert not comparison.blind(slates)[0].encodings.any()
 
