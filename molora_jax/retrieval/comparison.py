@@ -115,6 +115,11 @@ def untrained(questions: Sequence[Question], beside: Beside, seeds: int) -> dict
     return found
 
 
+def blind(found: Iterable[Slate]) -> list[Slate]:
+    """The slates with zeros for encodings."""
+    return [dataclasses.replace(slate, encodings=np.zeros_like(slate.encodings)) for slate in found]
+
+
 def fit(cfg: MaraConfig, found: Sequence[Slate], config: TrainingConfig, seeds: int) -> list[Trained]:
     """A router a seed."""
     return [training.train(cfg, found, dataclasses.replace(config, seed=seed)) for seed in range(seeds)]

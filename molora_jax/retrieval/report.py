@@ -44,18 +44,32 @@ class Report:
             self.measure(name, {of: own[name] for of, own in found.items()}, cost, trained_on="-")
 
     def trained(
-        self, name: str, cfg: MaraConfig, inputs: Inputs, learn: Mapping[str, Sequence[Question]], seeds: int
+        self,
+        name: str,
+        cfg: MaraConfig,
+        inputs: Inputs,
+        learn: Mapping[str, Sequence[Question]],
+        seeds: int,
+        *,
+        blind: bool = False,
     ) -> None:
-        """Rows of a router, of which one is trained a seed on the questions of some sets together."""
+        """Rows of a router, of which one is trained a seed on the questions of some sets together.
+
+        Args:
+          blind: the router sees zeros for encodings, at no encoder's cost: what its channels do alone.
+        """
         bare, config = not cfg.channels, recipe.TRAINING
-        questions = [question for own in learn.values() for question in own]
-        fits = comparison.fit(cfg, inputs.slates(questions, bare=bare), config, seeds)
+        see = lambda own: inputs.slates(own, bare=bare)
+        if blind:
+            see = lambda own: comparison.blind(inputs.slates(own))
+        fits = comparison.fit(cfg, see([question for own in learn.values() for question in own]), config, seeds)
         rankings = {}
         for of, own in self.questions.items():
-            runs = comparison.ranked(cfg, fits, inputs.slates(own, bare=bare), config.passes)
+            runs = comparison.ranked(cfg, fits, see(own), config.passes)
             rankings[of] = [[chain.ranking for chain in chains] for chains in runs]
         trained_on = "all" if len(learn) > 1 else next(iter(learn))
-        self.measure(name, rankings, lambda own: inputs.cost(own, bare=bare), trained_on=trained_on)
+        cost = lambda own: 0.0 if blind else inputs.cost(own, bare=bare)
+        self.measure(name, rankings, cost, trained_on=trained_on)
 
     def measure(
         self, name: str, rankings: Mapping[str, Sequence], cost: Callable[[Sequence[Question]], float], **facts: Any

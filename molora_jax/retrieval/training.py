@@ -35,6 +35,8 @@ class TrainingConfig:
       epochs: times that every question is seen.
       rows: B, questions of a step.
       rate, decay: peak learning rate, which rises over a tenth of the run and falls to a tenth, and weight decay.
+      encoding_rate: that of what reads the encodings, the pooling and the projection; None: the same. Hundreds of
+        questions cannot fill the hundreds of features of an encoding: a low rate keeps them from being learnt by heart.
       dropout: chance of a feature of the encodings to be hidden, in all of a question's candidates.
       permute: shuffles the candidates each time they are seen.
       held: share of the questions that train nothing and choose the checkpoint.
@@ -46,6 +48,7 @@ class TrainingConfig:
     epochs: int = 12
     rows: int = 16
     rate: float = 5e-4
+    encoding_rate: float | None = None
     decay: float = 0.0
     dropout: float = 0.0
     permute: bool = True
@@ -91,11 +94,15 @@ def train(cfg: MaraConfig, slates: Sequence[Slate], config: TrainingConfig) -> T
     frozen = {"standard": params.pop("standard")} if cfg.standard else {}
     steps = config.epochs * (len(learning) // config.rows)
     schedule = Schedule(shape="cosine", steps=steps, warmup=steps // 10, end=0.1)
-    group = Group(name="router", paths=("router.*",), rate=config.rate, decay=config.decay)
+    reading = config.rate if config.encoding_rate is None else config.encoding_rate
+    groups = (
+        Group(name="encodings", paths=("router.proj", "router.pool.*"), rate=reading, decay=config.decay),
+        Group(name="router", paths=("router.*",), rate=config.rate, decay=config.decay),
+    )
     trainer = Trainer(
         dict(router=params, frozen=frozen),
         functools.partial(loss, cfg, config),
-        OptimiserConfig(groups=(group,), schedule=schedule),
+        OptimiserConfig(groups=groups, schedule=schedule),
         seed=config.seed,
     )
     state, best = trainer.init(), None
@@ -133,7 +140,8 @@ def loss(cfg: MaraConfig, config: TrainingConfig, tree: dict[str, Any], batch: S
     encodings = pooled(cfg, params, batch)
     if config.dropout:
         kept = jax.random.bernoulli(dropped, 1 - config.dropout, (len(encodings), 1, encodings.shape[-1]))
-        encodings = jnp.where(kept, encodings / (1 - config.dropout), 0)
+        middle = params["standard"]["shift"] if cfg.standard else 0.0
+        encodings = jnp.where(kept, (encodings - middle) / (1 - config.dropout), 0) + middle
     scores, anchors = scored(cfg, params, batch, encodings, config.passes)
     passes = [jax.tree.map(lambda leaf, k=k: leaf[k], scores) for k in range(config.passes)]
     value, terms = losses.chain(config.loss, passes, anchors, batch.gold, batch.valid)

@@ -16,6 +16,7 @@ from tests.numerics import assert_close
 
 D = 6
 CFG = MaraConfig(encoding=D, width=16, pooling="mean", mixer="transformer", layers=1, slots=0)
+PLAIN = dataclasses.replace(CFG, mixer="mlp", layers=0)
 LINKED = dataclasses.replace(CFG, mixer="mlp", chained=True, channels=1, links=1)
 FAST = TrainingConfig(passes=1, epochs=6, rows=8, rate=3e-2, held=0.2)
 
@@ -59,7 +60,7 @@ def test_a_chain_follows_links_that_one_pass_cannot():
 def test_runs_repeat_and_seeds_differ():
     slates = [slate(i) for i in range(40)]
     config = dataclasses.replace(FAST, epochs=2, dropout=0.2)
-    one, same, other = (training.train(CFG, slates, c) for c in (config, config, dataclasses.replace(config, seed=1)))
+    one, same, other = (training.train(PLAIN, slates, c) for c in (config, config, dataclasses.replace(config, seed=1)))
     for a, b in zip(*map(jax.tree.leaves, (one.params, same.params)), strict=True):
         np.testing.assert_array_equal(a, b)
     assert one.score == same.score
@@ -75,14 +76,14 @@ def test_what_is_held_out_trains_nothing():
     assert len(learning) + len(held) == 60
     ids = {s.id for s in held}
     flipped = [dataclasses.replace(s, gold=~s.gold) if s.id in ids else s for s in slates]
-    one, other = (training.train(CFG, own, dataclasses.replace(FAST, epochs=1)) for own in (slates, flipped))
+    one, other = (training.train(PLAIN, own, dataclasses.replace(FAST, epochs=1)) for own in (slates, flipped))
     for a, b in zip(*map(jax.tree.leaves, (one.params, other.params)), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
 def test_frozen_shifts_stay_and_the_rest_moves():
     slates = [slate(i) for i in range(40)]
-    cfg = dataclasses.replace(CFG, standard=True)
+    cfg = dataclasses.replace(PLAIN, standard=True)
     found = training.train(cfg, slates, dataclasses.replace(FAST, epochs=1))
     learning, _ = training.split(slates, FAST)
     every = np.concatenate([s.encodings for s in learning]).astype(np.float64)
@@ -111,7 +112,7 @@ def test_tokens_are_pooled_by_the_router():
     tokens = [tuple(rng.normal(size=(n, D)).astype(np.float32) for n in (3, 1, 5)) for _ in range(20)]
     none = np.zeros((3, 0)), np.zeros((3, 3, 0))
     slates = [Slate(str(i), np.array([True, False, False]), own, *none) for i, own in enumerate(tokens)]
-    cfg = dataclasses.replace(CFG, pooling="attention", pool_width=4)
+    cfg = dataclasses.replace(PLAIN, pooling="attention", pool_width=4)
     found = training.train(cfg, slates, dataclasses.replace(FAST, epochs=1))
     got = training.chains(cfg, found.params, slates, passes=1)
     for own, one in zip(tokens, got, strict=True):
