@@ -171,7 +171,7 @@ def _write(table: RequestTable, rows: Rows, outcome: Outcome, to: Int[Array, "B"
         table,
         tokens=put(table.tokens, outcome.token),
         length=table.length.at[to].set(at + outcome.wrote, mode="drop"),
-        logprobs=put(table.logprobs, log_prob(outcome.logits, outcome.token)),
+        logprobs=put(table.logprobs, log_prob(outcome.logits, outcome.token, table.logprob_at[rows.slot])),
         experts=None if table.experts is None else put(table.experts, rows.turn.adapter),
         journey=dataclasses.replace(journey, writers=put(journey.writers, rows.turn.model)),
     )

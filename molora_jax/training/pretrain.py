@@ -83,8 +83,8 @@ class Base:
 
 
 BASES = {
-    "small": Base(width=64, layers=3, mlp_width=160, heads=4, steps=5000),
-    "large": Base(width=128, layers=5, mlp_width=320, heads=4, steps=5000),
+    "small": Base(width=80, layers=3, mlp_width=208, heads=4, steps=8000),
+    "large": Base(width=128, layers=5, mlp_width=320, heads=8, steps=10000, rate=2e-3, fall=2500),
 }
 
 
@@ -101,7 +101,7 @@ def pretrain(base: Base, *, folder: Path | None = None, progress: bool = True) -
     params = transformer.init(cfg, base.seed)
     unrolls = jax.default_backend() == "cpu"  # faster there by a tenth, as in decoding
     trainer = _trainer(base, cfg, transformer.unstack(params) if unrolls else params)
-    config = loop.LoopConfig(steps=base.steps, log_every=50, save_every=500, keep_last=1)
+    config = loop.LoopConfig(steps=base.steps, log_every=50, save_every=200, keep_last=1)
     state = loop.run(trainer, _batches(base), config, folder=folder, progress=progress)
     params = trainer.tree(state)["params"]
     return _stack(params) if unrolls else params
@@ -152,7 +152,8 @@ def settings(base: Base) -> dict[str, Any]:
     return dataclasses.asdict(base) | dict(recipe=dataclasses.asdict(base.recipe))
 
 
-def record(folder: Path, base: Base, facts: dict[str, Any]) -> None:
-    """Writes `testbed.json` beside the weights: the command, the settings, and `facts` of the run and its result."""
-    text = json.dumps(dict(command="make testbed", settings=settings(base)) | facts, indent=1)
-    (folder / RECORD).write_text(text + "\n")
+def record(folder: Path, **facts: Any) -> None:
+    """Writes facts of a base (the command, the settings, what it can do) to `testbed.json`, beside those there."""
+    path = folder / RECORD
+    known = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(known | facts, indent=1) + "\n")

@@ -7,7 +7,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
 PACKAGES = ("molora_jax", "pallas_kernels", "experiments", "configs")
-SHARED = {"typing", "config", "precision", "sharding", "distributed", "compilation"}
+SHARED = {"typing", "config", "precision", "sharding", "distributed", "compilation", "benchmarking"}
 """Modules at the top of molora_jax that every room may use."""
 
 ALLOWED = {
@@ -21,7 +21,7 @@ ALLOWED = {
     "engine": {"nn", "adapters", "models", "routing"},
     "serving": {"nn", "adapters", "models", "routing", "engine", "text", "checkpoints"},
     "training": {"pallas_kernels", "nn", "adapters", "models", "routing", "engine", "text", "checkpoints", "data"},
-    "evaluation": {"nn", "adapters", "models", "engine", "training", "text", "checkpoints", "data"},
+    "evaluation": {"nn", "adapters", "models", "routing", "engine", "training", "text", "checkpoints", "data"},
     "retrieval": {"nn", "adapters", "models", "engine", "training", "text", "checkpoints", "data"},
 }
 FORBIDDEN = ("jax._src", "pickle", "dill", "cloudpickle")

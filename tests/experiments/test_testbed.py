@@ -19,12 +19,12 @@ def test_a_base_of_a_few_steps(tmp_path):
     command = [sys.executable, "-m", "experiments.testbed", *flags]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert "| calc | 0 % (0–49) |" in done.stdout
+    assert "| calc | 0 % (0–49) | 0 % (0–49) |" in done.stdout
     made = models.load(str(tmp_path / "small"))
     assert made.cfg == BASES["small"].model
     record = json.loads((tmp_path / "small" / "testbed.json").read_text())
     assert record["settings"]["steps"] == 3
-    assert record["accuracy"]["date"]["n"] == 4
+    assert record["accuracy"]["tasks"]["date"]["n"] == 4
     lines = (tmp_path / "runs" / "small" / "metrics.jsonl").read_text().splitlines()
     assert json.loads(lines[-1])["step"] == 3
 

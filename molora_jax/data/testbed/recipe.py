@@ -55,6 +55,9 @@ PRETRAINING = Recipe(
 COMMON = Recipe(shares=dict.fromkeys(DOMAINS, 1.0), signs=0.0)
 """What the bases are measured on: problems without signs."""
 
+TASKS = Recipe(shares=dict.fromkeys(DOMAINS, 1.0))
+"""The tasks of the experts: every fourth operation is a sign, which means what the house says."""
+
 MIXED = Recipe(shares={SEVERAL: 1.0, INTERLEAVED: 1.0}, levels=(1, 2))
 """Prompts of several domains under the house rules, which no single specialist can answer."""
 

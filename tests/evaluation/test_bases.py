@@ -1,0 +1,41 @@
+"""The bases that the package carries."""
+
+import dataclasses
+import json
+
+import pytest
+
+from molora_jax.checkpoints import model as models
+from molora_jax.checkpoints.resolve import TESTBED
+from molora_jax.data.testbed.domains import DOMAINS
+from molora_jax.data.testbed.recipe import COMMON
+from molora_jax.evaluation import testbed
+from molora_jax.training.pretrain import BASES, settings
+
+
+@pytest.fixture(scope="module")
+def solved():
+    easy = dataclasses.replace(COMMON, levels=(1, 2))
+    return {name: testbed.by_domain(models.load(f"testbed:{name}"), 16, recipe=easy) for name in BASES}
+
+
+def test_the_large_base_solves_the_common_problems(solved):
+    for name in DOMAINS:
+        assert solved["large"][name].right >= 14, name
+
+
+def test_the_small_base_is_worse_but_knows_every_domain(solved):
+    total = lambda name: sum(found.right for found in solved[name].values())
+    assert total("small") < 0.9 * total("large")
+    assert all(found.right for found in solved["small"].values())
+
+
+def test_the_record_beside_the_weights_is_of_the_settings_that_make_them():
+    for name, base in BASES.items():
+        record = json.loads((TESTBED / name / "testbed.json").read_text())
+        assert record["settings"] == json.loads(json.dumps(settings(base)))
+        assert set(record["accuracy"]["common"]) == set(DOMAINS)
+
+
+def test_the_package_stays_small():
+    assert sum(file.stat().st_size for file in TESTBED.rglob("*") if file.is_file()) < 12e6

@@ -1,0 +1,147 @@
+"""The losses of compositions, against forced routes and loops in numpy."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from molora_jax.adapters import router_losses
+from molora_jax.adapters.fresh import fresh
+from molora_jax.adapters.route import LAYER, Route
+from molora_jax.config import UserError
+from molora_jax.models import transformer
+from molora_jax.training import mixture
+from molora_jax.training.batch import batch as make_batch
+from molora_jax.training.batch import layout
+from molora_jax.training.mixture import KINDS, MixtureConfig
+from molora_jax.training.optimiser import OptimiserConfig
+from molora_jax.training.owned import Owned
+from molora_jax.training.step import Trainer
+from tests import fakes
+from tests.numerics import assert_close
+
+MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+
+
+@pytest.fixture(scope="module")
+def world():
+    cfg, params = fakes.model("llama_tied")
+    experts = [fresh(cfg, params, f"e{i}", rank=2 + i, sites=MLP, seed=i, spread=0.5) for i in range(3)]
+    tokens = np.random.default_rng(0).integers(0, cfg.vocab, (2, 9))
+    valid = np.ones((2, 9), bool)
+    valid[1, 6:] = False
+    return cfg, params, experts, make_batch(jnp.asarray(tokens), valid=jnp.asarray(valid))
+
+
+def _made(world, config: MixtureConfig, seed=3):
+    cfg, params, experts, _ = world
+    mixer = mixture.new_mixer(cfg, params, config, experts, seed=seed)
+    attention = mixture.new_attention(cfg, params, config, seed=seed)
+    return mixer, attention, mixture.tree(params, experts, mixer, attention)
+
+
+def _reference(cfg, params, hidden, batch) -> float:
+    """Σ w (-log p) by a loop in float64."""
+    logits = np.asarray(transformer.logits(cfg, params, hidden), np.float64).reshape(*batch.tokens.shape, -1)
+    total = 0.0
+    for row in range(logits.shape[0]):
+        for t in range(1, logits.shape[1]):
+            weight = float(batch.weights[row, t])
+            scores = logits[row, t - 1]
+            total += weight * (
+                np.log(np.sum(np.exp(scores - scores.max()))) + scores.max() - scores[batch.tokens[row, t]]
+            )
+    return total
+
+
+@pytest.mark.parametrize("kind", ["hard", "hard_dense", "switch"])
+def test_a_hard_choice_has_the_loss_of_the_experts_that_it_chose(world, kind):
+    cfg, params, _, batch = world
+    mixer, _, tree = _made(world, MixtureConfig(kind=kind, rank=0))
+    out = mixture.forward(cfg, tree, batch, mixer)
+    assert len(np.unique(out.trace[LAYER].ids)) > 1
+    replayed = Route({LAYER: dataclasses.replace(out.trace[LAYER], scores=None, weights=None)})
+    tokens = batch.tokens.reshape(-1)
+    hidden = transformer.apply(cfg, params, tokens, layout(batch), bank=tree["bank"], route=replayed).hidden
+    got = mixture.loss(cfg, MixtureConfig(kind=kind, rank=0), mixer)(tree, batch, jax.random.key(0))
+    assert_close(got.loss, _reference(cfg, params, hidden, batch))
+    if kind != "switch":
+        assert np.all(np.asarray(out.trace[LAYER].gate if kind == "hard" else 1) == 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_trains_its_router_and_the_shared_adapter_alone(world, kind):
+    cfg, _, _, batch = world
+    config = MixtureConfig(kind=kind, rank=2)
+    mixer, attention, tree = _made(world, config)
+    groups = mixture.groups(attention, rate=1e-2, router_rate=1e-2)
+    trainer = Trainer(tree, mixture.loss(cfg, config, mixer), OptimiserConfig(groups=groups), seed=1)
+    frozen = {path: np.array(leaf) for path, leaf in trainer.frozen.items()}
+    state = trainer.init()
+    before = jax.tree.map(np.array, state.trained)
+    for _ in range(2):  # B of the shared adapter is zero at first, so that A moves from the second step on
+        state, metrics = trainer.step(state, batch)
+    assert np.isfinite(metrics["loss"])
+    moved = {path for path, leaf in state.trained.items() if np.any(np.asarray(leaf) != before[path])}
+    assert moved == set(before)
+    assert {path.split(".")[0] for path in before} == {"router", "bank"}
+    assert all("shared" in path for path in before if path.startswith("bank"))
+    assert all(np.array_equal(trainer.frozen[path], leaf) for path, leaf in frozen.items())
+    found = mixture.trained_mixer(trainer.tree(state), mixer)
+    assert type(found) is type(mixer)
+
+
+def test_the_auxiliary_losses_are_added_by_their_factors(world):
+    cfg, _, _, batch = world
+    factors = dict(balance=0.5, z=0.25, entropy=0.125, consistency=2.0)
+    plain, config = MixtureConfig(rank=0), MixtureConfig(rank=0, **factors)
+    mixer, _, tree = _made(world, plain)
+    key = jax.random.key(0)
+    bare, full = (mixture.loss(cfg, c, mixer)(tree, batch, key) for c in (plain, config))
+    scores, valid = mixture.forward(cfg, tree, batch, mixer).trace[LAYER].scores, batch.valid.reshape(-1)
+    want = dict(
+        balance=router_losses.load_balance(scores, valid),
+        z=router_losses.z_loss(scores, valid),
+        entropy=router_losses.entropy(scores, valid),
+        consistency=router_losses.consistency(scores, layout(batch)),
+    )
+    added = sum(factors[name] * want[name] for name in want) * bare.weight
+    assert_close(full.loss, bare.loss + added)
+    for name in want:
+        assert_close(full.extra[name] / full.weight, want[name])
+
+
+def test_the_divergence_from_the_own_expert(world):
+    cfg, params, _, batch = world
+    config = MixtureConfig(kind="soft", rank=0, expert_kl=0.5)
+    mixer, _, tree = _made(world, config)
+    slots = np.array([[1] * 9, [2] * 6 + [-1] * 3])
+    fields = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
+    owned = Owned(**fields, experts=slots)
+    got = mixture.loss(cfg, config, mixer)(tree, owned, jax.random.key(0))
+    plain = mixture.loss(cfg, MixtureConfig(kind="soft", rank=0), mixer)(tree, batch, jax.random.key(0))
+
+    def log_p(hidden):
+        logits = np.asarray(transformer.logits(cfg, params, hidden), np.float64)
+        return logits - np.log(np.sum(np.exp(logits), axis=-1, keepdims=True))
+
+    route = Route.of(jnp.asarray(slots.reshape(-1)))
+    tokens = batch.tokens.reshape(-1)
+    own = log_p(transformer.apply(cfg, params, tokens, layout(batch), bank=tree["bank"], route=route).hidden)
+    mixed = log_p(mixture.forward(cfg, tree, batch, mixer).hidden)
+    each = np.sum(np.exp(own) * (own - mixed), axis=-1).reshape(2, 9)
+    want = sum(float(batch.weights[b, t]) * each[b, t - 1] for b in range(2) for t in range(1, 9))
+    assert want > 0.1
+    assert_close(got.extra["expert_kl"], want)
+    assert_close(got.loss, plain.loss + 0.5 * want)
+
+
+def test_bad_settings_are_one_line():
+    with pytest.raises(UserError, match="got kind 'hardest'"):
+        MixtureConfig(kind="hardest")
+    with pytest.raises(UserError, match="auxiliary losses for mole"):
+        MixtureConfig(kind="mole", balance=0.1)
+    with pytest.raises(UserError, match="expected no negative number"):
+        MixtureConfig(z=-1.0)
