@@ -140,9 +140,4 @@ def classified(model: Model, classifier: PromptClassifier, prompts: Sequence[Seq
 
 def right(examples: Sequence[Example], written: Sequence[str]) -> Bool[np.ndarray, "n"]:
     """Which of the answers are, by each example's own verifier."""
-    found = np.zeros(len(examples), bool)
-    for task in {example.task for example in examples}:
-        at = [i for i, example in enumerate(examples) if example.task == task]
-        judge = registry.judge(examples[at[0]])
-        found[at] = judge.verify([examples[i].answer for i in at], [written[i] for i in at])
-    return found
+    return np.array(registry.verify(examples, written), bool)
