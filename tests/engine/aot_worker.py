@@ -15,7 +15,7 @@ from molora_jax.models import transformer
 from molora_jax.routing.programs.bernoulli import Bernoulli
 from tests.pallas_kernels import aot
 
-PAGES = 4096
+PAGES = 2048
 
 
 def model() -> Model:
