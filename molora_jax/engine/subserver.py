@@ -126,11 +126,14 @@ class Subserver:
         self._stand(parcel.slot, parcel.standing)
 
     def _remembered(self, parcel: Parcel) -> Parcel:
-        """With what this model has really read: the prompt ahead of its turn, or nothing, if it lost its pages."""
+        """With what this model has read, which may be more than the sender knows, or less, if it lost its pages.
+
+        What it had read at its last turn the sender knows, as far as it has not been taken back; so that is still true,
+        and the prompt always is.
+        """
         anchor = np.array(parcel.standing.anchor)
-        ahead = np.minimum(self._standing.anchor[parcel.slot, self.index], self._prompt[parcel.slot])
-        housed = np.array([self.housing.housed(slot) for slot in parcel.slot.tolist()])
-        anchor[:, self.index] = np.where(housed, np.maximum(anchor[:, self.index], ahead), 0)
+        true = np.maximum(anchor[:, self.index], self._prompt[parcel.slot])
+        anchor[:, self.index] = np.minimum(self._standing.anchor[parcel.slot, self.index], true)
         return dataclasses.replace(parcel, standing=dataclasses.replace(parcel.standing, anchor=anchor))
 
     def _stand(self, slots, standing: Standing) -> None:
