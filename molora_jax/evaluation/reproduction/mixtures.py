@@ -46,7 +46,7 @@ def run(plan: Plan, seed: int, runs: Path) -> dict[str, Any]:
         begun = time.perf_counter()
         composed[kind] = compose.run(model, experts, traces, OWNER, settings(plan, kind, seed), progress=False)
         seconds[kind] = round(time.perf_counter() - begun, 1)
-    composition.save(folder / "hard", model, composed["hard"])
+    composition.save(folder / "hard", model, composed.get("hard_dense", composed["hard"]))
     asked = [*systems.bounds(experts, OWNER, model.cfg.layers), *_rivals(plan, model, experts, traces, seed, folder)]
     asked += [systems.composed(name, found) for name, found in composed.items()]
     found = comparison.compare(model, asked, plan.sets())

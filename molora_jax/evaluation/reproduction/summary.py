@@ -19,6 +19,9 @@ from molora_jax.evaluation.routing import Routing
 SOFT = ("soft", "top2", "switch", "loramoe", "xlora", "soup", "uniform", "arrow")
 """What hard routing is compared with: mixtures and scaled choices."""
 
+HARD = "hard_dense"
+"""The hard choice that the numbers are of: top-1 at unit scale as `hard`, whose router learns from all experts."""
+
 Found = dict[str, list[dict[str, Any]]]
 """What the jobs of each stage found, a seed each."""
 
@@ -46,8 +49,9 @@ def write(results: Path) -> dict[str, float]:
     (results / "tables.md").write_text(text + "\n")
     print(text)
     if "mixtures" in found:
-        routed = found["mixtures"][0]["routing"]["hard"]
-        shown = Routing(**routed | dict(confusion=np.array(routed["confusion"])))
+        routed = found["mixtures"][0]["routing"]
+        first = routed.get(HARD, routed["hard"])
+        shown = Routing(**first | dict(confusion=np.array(first["confusion"])))
         report.draw(results / "routing_hard.png", shown, "hard routing, first seed")
     if "pair" in found:
         pair_report.write(results / "pair", found["pair"])
@@ -108,20 +112,24 @@ def _mixtures(found: Sequence[Mapping[str, Any]]) -> tuple[str, dict[str, float]
         "hard_minus_prompt_classifier_mixed": ("prompt classifier", MIXED),
         "hard_minus_joint_mixed": ("joint LoRA", MIXED),
     }
-    gaps = {key: comparison.difference(runs, "hard", theirs, names) for key, (theirs, names) in differences.items()}
-    rows = [[key.replace("_", " "), differences[key][0], points(gap)] for key, gap in gaps.items()]
+    gap = lambda ours, key: comparison.difference(runs, ours, *differences[key])
+    rows = []
+    for key, (theirs, names) in differences.items():
+        where = "one domain" if names == SINGLE else "several domains"
+        rows += [[kind, theirs, where, points(gap(kind, key))] for kind in (HARD, "hard") if kind in runs[0].right]
     counts = {name: sum(own.values()) for name, own in found[0]["parameters"].items()}
     text = "\n\n".join(
         [
             "## Compositions (accuracy in percent, mean ± standard deviation over seeds)",
             comparison.table(runs),
-            _table(["difference", "to", "points"], rows),
+            _table(["points of", "over", "prompts of", "difference (95 % interval)"], rows),
             _routing(found, counts),
         ]
     )
-    keys = {key: 100 * gap.mean for key, gap in gaps.items() if key != "hard_minus_joint_mixed"}
-    trained = counts.get(soft, counts.get("loramoe", counts["hard"]))
-    return text, keys | dict(trainable_ratio_soft_over_hard=trained / counts["hard"])
+    best = HARD if HARD in counts else "hard"
+    keys = {key: 100 * gap(best, key).mean for key in differences if key != "hard_minus_joint_mixed"}
+    trained = counts.get(soft, counts.get("loramoe", counts[best]))
+    return text, keys | dict(trainable_ratio_soft_over_hard=trained / counts[best])
 
 
 def _routing(found: Sequence[Mapping[str, Any]], counts: Mapping[str, int]) -> str:
