@@ -13,6 +13,6 @@ USES = ("large", "small")
 def run(plan: Plan, seed: int, runs: Path) -> dict[str, Any]:
     """Trains and calibrates its routers and measures them at every share; see `evaluation.pair`."""
     small, large = models.load(plan.small), models.load(plan.large)
-    few = dict(shares=(0.2,), train=40, validation=10, test=10, repeats=1)
+    few = dict(shares=(0.2,), train=100, validation=20, test=20, repeats=1)
     config = pair.PairConfig(**few) if plan == QUICK else pair.PairConfig()
     return pair.run(small, large, seed=seed, config=config)
