@@ -121,7 +121,7 @@ ROOM = {"calc": (20, 44), "logic": (38, 42), "text": (20, 52), "list": (20, 44),
 
 
 def testbed(name: str, **how) -> RLVRConfig:
-    """The settings of a domain of the testbed; `how` are other fields.
+    """The settings of a domain of the testbed: a short supervised start, then its task as it is; `how` are other fields.
 
     Raises:
       UserError: there is no such domain.
@@ -129,4 +129,5 @@ def testbed(name: str, **how) -> RLVRConfig:
     if name not in ROOM:
         raise UserError(f"config: got {name!r}, expected one of {', '.join(ROOM)}")
     prompt, most = ROOM[name]
-    return RLVRConfig(data=f"testbed:{name}", length=prompt + most, max_new_tokens=most, **how)
+    own = dict(data=f"testbed:{name}", length=prompt + most, max_new_tokens=most)
+    return RLVRConfig(**own | dict(sft_steps=16, levels=(1, 2, 3), signs=0.25) | how)
