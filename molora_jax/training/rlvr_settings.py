@@ -121,7 +121,7 @@ ROOM = {"calc": (20, 44), "logic": (38, 42), "text": (20, 52), "list": (20, 44),
 
 
 def testbed(name: str, **how) -> RLVRConfig:
-    """The settings of a domain of the testbed: a short supervised start, then its task as it is; `how` are other fields.
+    """The settings of a domain of the testbed: a short supervised start, then its task; `how` are other fields.
 
     Raises:
       UserError: there is no such domain.
