@@ -13,7 +13,7 @@ from molora_jax.data.tasks.reward import Reward
 from molora_jax.training.actor import Actor
 from molora_jax.training.algorithms import Algorithm, advantages, equal, overlong
 from molora_jax.training.experience import Experience, experience
-from molora_jax.training.questions import Prompts
+from molora_jax.training.prompts import Prompts
 from molora_jax.training.rollout import Rollout
 from molora_jax.training.step import State
 from molora_jax.typing import Array, Bool, Float

@@ -18,7 +18,7 @@ from molora_jax.training import algorithms, curve, loop, policy_loss, settings, 
 from molora_jax.training.actor import Actor
 from molora_jax.training.collector import Collector, Drawing, Round
 from molora_jax.training.optimiser import OptimiserConfig, Schedule
-from molora_jax.training.questions import TESTBED, Prompts, questions, reward
+from molora_jax.training.prompts import Prompts, reward
 from molora_jax.training.rlvr_settings import RLVRConfig
 from molora_jax.training.step import Metrics, State, Trainer
 
@@ -202,7 +202,7 @@ def _start(config: RLVRConfig, model: Model, folder: Path, progress: bool) -> Ad
 def _prompts(config: RLVRConfig, model: Model) -> Prompts:
     """Those that leave room for what follows them."""
     how = dict(levels=config.levels, signs=config.signs)
-    found = questions(config.data, "train", data_dir=config.data_dir, strict=config.strict, **how)
+    found = source(config.data, "train", data_dir=config.data_dir, strict=config.strict, **how)
     if not config.data.startswith(TESTBED):
         room = config.length - config.max_new_tokens
         kept = [example for example in found if len(model.tokenizer.encode(example.prompt)) <= room]
@@ -213,7 +213,7 @@ def _prompts(config: RLVRConfig, model: Model) -> Prompts:
 
 def _problems(config: RLVRConfig) -> list[Example]:
     """The first of the split."""
-    found: Source[Example] = questions(config.data, config.split, data_dir=config.data_dir, strict=config.strict)
+    found: Source[Example] = source(config.data, config.split, data_dir=config.data_dir, strict=config.strict)
     return [found[i] for i in itertools.islice(range(len(found)), config.problems)]
 
 

@@ -5,7 +5,7 @@ import dataclasses
 from molora_jax.checkpoints.model import DTYPES
 from molora_jax.config import UserError
 from molora_jax.training.algorithms import algorithm
-from molora_jax.training.questions import reward
+from molora_jax.training.prompts import reward
 from molora_jax.training.settings import FREE
 from molora_jax.training.specialist import AdapterConfig
 

@@ -15,14 +15,14 @@ from molora_jax.checkpoints import hf, peft
 from molora_jax.checkpoints.model import DTYPES, Model, default_dtype
 from molora_jax.checkpoints.resolve import resolve
 from molora_jax.config import UserError
-from molora_jax.data import jsonl
+from molora_jax.data import jsonl, questions
 from molora_jax.data.batch import Batch
 from molora_jax.data.document import Document, Mapped, Source, fitting, from_example
 from molora_jax.data.pipeline import Batches, Spec
 from molora_jax.data.rows import Report
 from molora_jax.models import families, transformer
 from molora_jax.text.tokenizer import Tokenizer
-from molora_jax.training import curve, loop, questions, settings, specialist
+from molora_jax.training import curve, loop, settings, specialist
 from molora_jax.training.optimiser import OptimiserConfig
 from molora_jax.training.placement import Placement
 from molora_jax.training.settings import SFTConfig
@@ -106,7 +106,7 @@ def documents(config: SFTConfig, tokenizer: Tokenizer, say=print) -> tuple[Sourc
         found = jsonl.load(config.data, tokenizer, length=config.length, strict=config.strict, report=report)
     else:
         how = dict(data_dir=config.data_dir, strict=config.strict, report=report)
-        examples = questions.questions(config.data, "train", **how)
+        examples = questions.source(config.data, "train", **how)
         found = fitting((from_example(tokenizer, example) for example in examples), config.length, report)
     if len(found) <= config.held_out:
         raise UserError(
@@ -123,7 +123,7 @@ def documents(config: SFTConfig, tokenizer: Tokenizer, say=print) -> tuple[Sourc
 def _drawn(config: SFTConfig, tokenizer: Tokenizer, say) -> tuple[Source[Document], list[Document]]:
     """Of a domain of the testbed; its problems are drawn, as many as are asked for."""
     convert = functools.partial(from_example, tokenizer)
-    train, held = (Mapped(questions.questions(config.data, split), convert) for split in ("train", "validation"))
+    train, held = (Mapped(questions.source(config.data, split), convert) for split in ("train", "validation"))
     say(f"data: {config.data}, problems drawn as they are needed, {config.held_out} others held out")
     return train, [held[i] for i in range(config.held_out)]
 

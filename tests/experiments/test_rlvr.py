@@ -6,10 +6,10 @@ import pytest
 
 from configs import rlvr_gsm8k, rlvr_testbed
 from molora_jax.data.document import from_example
+from molora_jax.data.questions import source
 from molora_jax.data.testbed import vocabulary
 from molora_jax.data.testbed.domains import DOMAINS
 from molora_jax.training import rlvr_settings, settings
-from molora_jax.training.questions import questions
 from molora_jax.training.rlvr_settings import RLVRConfig
 from tests.experiments.test_train import run
 from tests.training import tiny
@@ -48,7 +48,7 @@ def test_a_mistake_is_one_line(case, tmp_path):
 def test_every_domain_has_room_for_its_prompts_and_solutions(name):
     config, tokenizer = rlvr_settings.testbed(name), vocabulary.tokenizer()
     assert settings.frozen(rlvr_testbed.get_config(name), RLVRConfig) == config
-    found = questions(config.data, "test")
+    found = source(config.data, "test")
     for example in (found[i] for i in range(300)):
         asked = len(tokenizer.encode(example.prompt))
         assert asked <= config.length - config.max_new_tokens

@@ -1,4 +1,4 @@
-"""Examples of a domain or a benchmark by one name, and an endless stream of them that knows where it is."""
+"""An endless stream of prompts that knows where it is, and what completions of them earn."""
 
 from typing import Any
 
@@ -7,39 +7,10 @@ import numpy as np
 from molora_jax.config import UserError
 from molora_jax.data.document import Source
 from molora_jax.data.example import Example
-from molora_jax.data.rows import Report
-from molora_jax.data.tasks import registry
 from molora_jax.data.tasks.reward import EXACT, RELEASED, Reward
-from molora_jax.data.testbed.recipe import Stream, specialist
 from molora_jax.data.testbed.verifier import REWARD
 
-TESTBED = "testbed:"
-"""Before the name of a testbed domain."""
-DRAWN = 1 << 20
-"""Examples of a testbed domain in a split; no run gets to their end."""
 REWARDS = {"testbed": REWARD, "exact": EXACT, "released": RELEASED}
-
-
-def questions(
-    name: str,
-    split: str,
-    *,
-    data_dir: str | None = None,
-    strict: bool = False,
-    report: Report | None = None,
-    **recipe,
-) -> Source[Example]:
-    """The examples of `testbed:calc` (or another domain), under the house rule, or of a benchmark of `data.tasks`.
-
-    Args:
-      recipe: fields of the testbed's `Recipe` that differ from a specialist's task.
-
-    Raises:
-      UserError: no such domain, benchmark, split or file.
-    """
-    if name.startswith(TESTBED):
-        return Stream(specialist(name.removeprefix(TESTBED), **recipe), split, 0, DRAWN)
-    return registry.task(name).load(split, data_dir=data_dir, strict=strict, report=report)
 
 
 def reward(name: str) -> Reward:

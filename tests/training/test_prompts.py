@@ -5,28 +5,29 @@ import json
 import pytest
 
 from molora_jax.config import UserError
+from molora_jax.data.questions import source
 from molora_jax.data.tasks import registry
 from molora_jax.training import sft
-from molora_jax.training.questions import Prompts, questions, reward
+from molora_jax.training.prompts import Prompts, reward
 from tests.training import tiny
 
 
 def test_a_domain_of_the_testbed_has_splits_of_other_problems():
-    splits = {split: questions("testbed:list", split) for split in ("train", "validation", "test")}
+    splits = {split: source("testbed:list", split) for split in ("train", "validation", "test")}
     texts = {split: {found[i].prompt for i in range(200)} for split, found in splits.items()}
     assert not texts["train"] & texts["test"]
     assert not texts["validation"] & texts["test"]
     assert {found[3].task for found in splits.values()} == {"list"}
     assert any("@" in text or "~" in text or "#" in text for text in texts["train"])
-    with pytest.raises(UserError, match="testbed: got the domain 'maths', expected one of calc"):
-        questions("testbed:maths", "train")
+    with pytest.raises(UserError, match="testbed: got 'maths', expected one of calc"):
+        source("testbed:maths", "train")
 
 
 def test_a_benchmark_is_read_from_its_files(tmp_path):
     (tmp_path / "maths").mkdir()
     rows = [dict(question=f"{i} and {i}?", answer=f"It is.\n#### {2 * i}") for i in range(3)]
     (tmp_path / "maths" / "gsm8k_train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = questions("gsm8k", "train", data_dir=str(tmp_path))
+    found = source("gsm8k", "train", data_dir=str(tmp_path))
     assert [example.answer for example in found] == ["0", "2", "4"]
     assert registry.judge(found[0]) is registry.task("gsm8k").judge
 
