@@ -56,7 +56,7 @@ def run(plan: Plan, seed: int, runs: Path) -> dict[str, Any]:
     library = Experts(Library.holding(experts, small.params), small.cfg.vocab)
     engine = Engine(small.cfg, small.params, EngineConfig(max_rows=64, max_length=LENGTH, block=LENGTH), library)
     traces, _ = distil.traces(engine, small.tokenizer, asked, OWNER, DistilConfig(max_new_tokens=LENGTH - 1))
-    routed = compose.run(small, experts, traces, OWNER, settings(plan, "hard", seed), progress=False)
+    routed = compose.run(small, experts, traces, OWNER, settings(plan, "hard_dense", seed), progress=False)
     sets = plan.sets() | {f"{K} domains": several(plan.problems)}
     rivals = [*systems.bounds(experts, OWNER, small.cfg.layers), systems.composed("routed by token", routed)]
     found = comparison.compare(small, rivals, sets)
