@@ -26,7 +26,7 @@ def published(
         engine = RoutedEngine(models, program, own, config)
         engine.time(PROMPT + new // 2)
         for share in shares:
-            _measure(bench, name, engine, new, dict(threshold=_threshold(engine, share)), share, repeats)
+            _measure(bench, name, engine, new, dict(threshold=_threshold(engine, share, new)), share, repeats)
     engine = RoutedEngine(models, ModelEnsemble(models=2), config=config)
     engine.time(PROMPT + new // 2)
     for share in shares:
@@ -60,11 +60,11 @@ def _measure(
         bench.add(**row, realised=best.share, rows=best.rows, padding=best.padding)
 
 
-def _threshold(engine: RoutedEngine, share: float) -> float:
+def _threshold(engine: RoutedEngine, share: float, new: int) -> float:
     """By bisection over short runs: a higher threshold routes less."""
-    low, high = 0.0, 1.0
+    low, high, short = 0.0, 1.0, min(new, 32)
     for _ in range(8):
         middle = (low + high) / 2
-        asked = prompts(engine.config.max_rows, 32, vocab=engine.fleet.vocab, knobs=dict(threshold=middle))
+        asked = prompts(engine.config.max_rows, short, vocab=engine.fleet.vocab, knobs=dict(threshold=middle))
         low, high = (middle, high) if policies.measure(engine, asked, (1, 1)).share > share else (low, middle)
     return (low + high) / 2
