@@ -197,5 +197,5 @@ def test_the_text_is_that_of_a_loop_which_tokenizes_anew(name, models, tokenizer
             turns += np.count_nonzero(np.diff(event.writers))
             cut += finished == "length" and len(event.tokens) < request.max_new_tokens
             waited += sum(not naive.whole(naive.answer[:n]) for n in range(len(naive.answer)))
-    assert waited > 5  # characters that several tokens spell
+    assert waited > 2  # characters that several tokens spell
     assert name in ("small", "large") or (turns > 20 and cut > 0)
