@@ -14,6 +14,7 @@ from molora_jax.checkpoints.model import DTYPES, Model
 from molora_jax.config import UserError
 from molora_jax.data.document import Source
 from molora_jax.data.example import Example
+from molora_jax.data.questions import TESTBED, source
 from molora_jax.training import algorithms, curve, loop, policy_loss, settings, sft, specialist
 from molora_jax.training.actor import Actor
 from molora_jax.training.collector import Collector, Drawing, Round

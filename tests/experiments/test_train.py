@@ -25,8 +25,7 @@ CONFIG = '''"""A tiny run."""
 import dataclasses
 import pathlib
 
-from configs import gsm8k
-from molora_jax.training import settings
+from molora_jax.training import settings, specialist
 from tests.training import tiny
 
 
