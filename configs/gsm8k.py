@@ -14,33 +14,10 @@ than 256 tokens with their solutions are left out and counted (1,011 of 7,473).
 
 import dataclasses
 
-from molora_jax.adapters.gate import PUBLISHED, GateConfig
-from molora_jax.config import UserError
 from molora_jax.training import settings
 from molora_jax.training.settings import SFTConfig
-from molora_jax.training.specialist import AdapterConfig
-
-PLAIN = ("lora", "rslora", "dora", "equal")
-GATES = {
-    "mamba": GateConfig(),
-    "malora": PUBLISHED["malora"],
-    "gru": GateConfig(kind="gru"),
-    "lstm": GateConfig(kind="lstm"),
-    "linear": GateConfig(kind="linear"),
-    "toplora": PUBLISHED["toplora"],
-    "gatera": PUBLISHED["gatera"],
-    "scalar": PUBLISHED["scalar"],
-}
-
-
-def adapter(kind: str) -> AdapterConfig:
-    """The adapter of that name."""
-    if kind in PLAIN:
-        return AdapterConfig(kind=kind)
-    if kind not in GATES:
-        raise UserError(f"config: got {kind!r}, expected one of {', '.join((*PLAIN, *GATES))}")
-    return AdapterConfig(kind="gated", gate=GATES[kind])
+from molora_jax.training.specialist import named
 
 
 def get_config(kind: str = "lora"):
-    return settings.editable(dataclasses.replace(SFTConfig(data="gsm8k"), adapter=adapter(kind)))
+    return settings.editable(dataclasses.replace(SFTConfig(data="gsm8k"), adapter=named(kind)))

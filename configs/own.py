@@ -9,11 +9,11 @@ counted. Cost: as configs/gsm8k.py, twice as much a step. Expect the held-out lo
 
 import dataclasses
 
-from configs.gsm8k import adapter
 from molora_jax.training import settings
 from molora_jax.training.settings import SFTConfig
+from molora_jax.training.specialist import named
 
 
 def get_config(kind: str = "lora"):
     usual = SFTConfig(data="rows.jsonl", length=512, steps=300)
-    return settings.editable(dataclasses.replace(usual, adapter=adapter(kind)))
+    return settings.editable(dataclasses.replace(usual, adapter=named(kind)))

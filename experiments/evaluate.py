@@ -13,7 +13,7 @@ from absl import flags
 from molora_jax import cli, compilation
 from molora_jax.checkpoints import composition
 from molora_jax.checkpoints import model as models
-from molora_jax.checkpoints.resolve import cache_folder
+from molora_jax.checkpoints.resolve import cache_folder, part
 from molora_jax.data.questions import questions
 from molora_jax.evaluation import comparison, report, systems
 from molora_jax.serving import specialists
@@ -39,7 +39,7 @@ def main() -> None:
     model = models.load(_MODEL.value)
     experts = specialists.read(model, _EXPERTS.value)
     named = specialists.pairs("compositions", _COMPOSITIONS.value, "name=folder")
-    composed = {name: composition.load(folder, model, experts) for name, folder in named}
+    composed = {name: composition.load(part(folder), model, experts) for name, folder in named}
     asked = [systems.BASE]
     if experts and _BOUNDS.value:
         owner = {e.name: e.name for e in experts} | dict(specialists.pairs("owner", _OWNER.value, "domain=expert"))

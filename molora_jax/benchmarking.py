@@ -134,7 +134,12 @@ class Bench:
         load = " ".join(f"{value:.2f}" for value in facts["load"])
         versions = " ".join(f"{k} {v}" for k, v in facts["versions"].items())
         print(f"{facts['processor']}, {facts['cores']} cores, load {load}; python {facts['python']} {versions}")
-        print("SUMMARY " + " ".join(f"{key}={_short(value)}" for key, value in summary.items()), flush=True)
+        print_summary(summary)
+
+
+def print_summary(summary: Mapping[str, float]) -> None:
+    """The last line of every benchmark."""
+    print("SUMMARY " + " ".join(f"{key}={_short(value)}" for key, value in summary.items()), flush=True)
 
 
 def draw(path: pathlib.Path, plot: Callable[[Any], None], *, size: tuple[float, float] = (7, 4.5)) -> None:

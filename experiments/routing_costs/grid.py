@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from experiments.routing_costs import baselines, policies
 from experiments.routing_costs.pair import PROMPT, prompts
 from molora_jax import benchmarking
+from molora_jax.engine import tuning
 from molora_jax.engine.request import EngineConfig
 from molora_jax.engine.routed import Model, RoutedEngine
+from molora_jax.engine.throughput import Routing, StepTimes
 from molora_jax.routing.programs.bernoulli import Bernoulli
 
 
@@ -19,7 +21,7 @@ class Grid:
         config = EngineConfig(max_rows=rows, max_length=self.length, prefill_chunk=16 * rows, block=32)
         self.engine = RoutedEngine(models, Bernoulli(), config=config)
         self.engine.warm_up()
-        self.seconds = self.engine.time(PROMPT + new // 2, repeats)
+        self.measured = self.engine.time(PROMPT + new // 2, repeats)
         self.servers = [baselines.alone(own, rows, self.length) for own in models]
 
     def prompts(self, **knobs: float):
@@ -41,7 +43,8 @@ class Grid:
         Returns:
           The threshold that the throughput model chose, and the quickest run of each.
         """
-        best = policies.best(self.engine, share, self.rows, range(1, self.rows + 1))
+        options = range(1, self.rows + 1)
+        best = tuning.best(Routing.pair(share), self.times(None), self.rows, options)[1]
         ways = {"eager": (1, 1), "delayed": (best, 1), "fused": (best, None)}
         ways |= {f"delayed B={b}": (b, 1) for b in thresholds if b not in (1, best)}
         found: dict[str, list[policies.Measured]] = {name: [] for name in ways}
@@ -58,11 +61,13 @@ class Grid:
             row = dict(policy=name, requests=self.rows, share=share, threshold=threshold, tokens_per_s=one.rate)
             row |= dict(median=1 / times[name].median, realised=one.share, looks=one.looks, runs=one.runs)
             row |= dict(padding=one.padding, rows=one.rows)
-            self.bench.add(**row, predicted=self.predicted(share, threshold))
+            self.bench.add(**row, predicted=self.predicted(share, *ways[name]))
         return best, quickest
 
-    def predicted(self, share: float, threshold: int) -> float:
-        """Tokens per second that the throughput model promises, the prompts read by both models first."""
-        steady = policies.predict(self.engine, share, threshold, self.rows)
-        tokens = self.rows * self.new
-        return tokens / (tokens / steady + policies.prefill_seconds(self.engine, self.rows * PROMPT))
+    def times(self, block: int | None) -> tuple[StepTimes, ...]:
+        """Measured step times; where the host starts every run (`block` 1), its look is part of each."""
+        return tuning.step_times(self.engine.plan, self.measured.seconds, self.measured.look if block == 1 else 0.0)
+
+    def predicted(self, share: float, threshold: int, block: int | None) -> float:
+        """Tokens per second that the simulator promises from them."""
+        return policies.predict(self.times(block), share, threshold, self.rows, self.new)

@@ -1,5 +1,7 @@
 """A small and a large model of random weights and one vocabulary, whose step times are as far apart as is asked."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from molora_jax.config import ModelConfig
@@ -7,9 +9,34 @@ from molora_jax.engine.engine import Engine
 from molora_jax.engine.request import EngineConfig, Request
 from molora_jax.engine.routed import Model
 from molora_jax.models import transformer
+from molora_jax.routing.programs.bernoulli import Bernoulli
 
 VOCAB, PROMPT = 2048, 128
 LONGEST = 12
+
+
+class Sizes(NamedTuple):
+    """What a model of random weights is made from."""
+
+    layers: int
+    width: int
+    seed: int
+
+    def model(self) -> Model:
+        return model(*self)
+
+
+SMALLER = Sizes(2, 256, 0)
+
+
+def read(*numbers: str) -> Model:
+    """In a process of its own: the model of these sizes."""
+    return model(*map(int, numbers))
+
+
+def bernoulli() -> tuple[Bernoulli, dict]:
+    """In a process of its own: the program."""
+    return Bernoulli(), {}
 
 
 def model(layers: int, width: int, seed: int) -> Model:
@@ -30,15 +57,14 @@ def model(layers: int, width: int, seed: int) -> Model:
     return Model(cfg, transformer.unstack(transformer.init(cfg, seed)))
 
 
-def pair(rows: int, ratio: float) -> tuple[Model, Model]:
+def pair(rows: int, ratio: float) -> tuple[Sizes, Sizes]:
     """A small model, and the shallowest of the large ones whose decode step of `rows` takes `ratio` times as long."""
-    small = model(2, 256, 0)
-    base = step_seconds(small, rows)
+    base = step_seconds(SMALLER.model(), rows)
     for layers in range(4, LONGEST + 1, 2):
-        large = model(layers, 512, 1)
-        if step_seconds(large, rows) >= ratio * base:
+        large = Sizes(layers, 512, 1)
+        if step_seconds(large.model(), rows) >= ratio * base:
             break
-    return small, large
+    return SMALLER, large
 
 
 def step_seconds(own: Model, rows: int) -> float:

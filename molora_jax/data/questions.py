@@ -5,47 +5,68 @@ import random
 from pathlib import Path
 
 from molora_jax.config import UserError
+from molora_jax.data.document import Source
 from molora_jax.data.example import Example
+from molora_jax.data.rows import Report
 from molora_jax.data.tasks import registry
 from molora_jax.data.testbed import recipe
 from molora_jax.data.testbed.domains import DOMAINS
-from molora_jax.data.testbed.recipe import INTERLEAVED, KINDS, SEVERAL, Stream
+from molora_jax.data.testbed.recipe import INTERLEAVED, KINDS, SEVERAL, Recipe, Stream
 
-PREFIX = "testbed:"
+TESTBED = "testbed:"
+"""Before the name of a kind of testbed problem."""
 BARE = "bare"
 """The kind `several` without the domains' markers."""
+DRAWN = 1 << 20
+"""Testbed examples of a split; no run gets to their end."""
 
 
-def questions(
-    name: str, split: str, count: int, *, seed: int = 0, signs: float = 0.25, data_dir: Path | str | None = None
-) -> list[Example]:
-    """At most `count` examples of a split.
+def source(
+    name: str,
+    split: str,
+    *,
+    seed: int = 0,
+    data_dir: Path | str | None = None,
+    strict: bool = False,
+    report: Report | None = None,
+    **changes,
+) -> Source[Example]:
+    """All examples of a split.
 
     Args:
-      name: "testbed:calc" and so on, house rules; "testbed:several", "testbed:bare" (without the domains' markers),
-        "testbed:interleaved", "testbed:facts"; or a benchmark of `tasks.registry`, of which a random choice is taken.
-      signs: chance of a testbed operation to be a sign.
-      data_dir: folder of the benchmarks.
+      name: "testbed:calc" and so on, under the house rule; "testbed:several", "testbed:bare" (without the domains'
+        markers), "testbed:interleaved", "testbed:facts"; or a benchmark of `tasks.registry`.
+      seed: of testbed problems.
+      data_dir, strict, report: of benchmarks, as `Task.load` takes them.
+      changes: fields of the testbed's `Recipe` that differ from the kind's own.
 
     Raises:
       UserError: no such name, or what `Task.load` raises.
     """
-    if name.startswith(PREFIX):
-        return list(Stream(_recipe(name.removeprefix(PREFIX), signs), split, seed, count))
+    if name.startswith(TESTBED):
+        own = dataclasses.replace(_recipe(name.removeprefix(TESTBED)), **changes)
+        return Stream(own, split, seed, DRAWN)
     if name not in registry.TASKS:
-        kinds = ", ".join(PREFIX + kind for kind in (*KINDS, BARE))
+        kinds = ", ".join(TESTBED + kind for kind in (*KINDS, BARE))
         raise UserError(f"data: got {name!r}, expected one of {', '.join(registry.TASKS)}, {kinds}")
-    found = registry.task(name).load(split, data_dir=data_dir)
+    return registry.task(name).load(split, data_dir=data_dir, strict=strict, report=report)
+
+
+def questions(name: str, split: str, count: int, *, seed: int = 0, **how) -> list[Example]:
+    """At most `count` of them: of a benchmark a random choice, in its order; `how` is for `source`."""
+    found = source(name, split, seed=seed, **how)
+    if name.startswith(TESTBED):
+        return [found[i] for i in range(count)]
     chosen = random.Random(seed).sample(range(len(found)), min(count, len(found)))
     return [found[i] for i in sorted(chosen)]
 
 
-def _recipe(kind: str, signs: float) -> recipe.Recipe:
-    if kind in DOMAINS:
-        return recipe.specialist(kind, signs=signs)
-    if kind not in (*KINDS, BARE):
-        raise UserError(f"testbed: got {kind!r}, expected one of {', '.join((*KINDS, BARE))}")
+def _recipe(kind: str) -> Recipe:
     if kind in (SEVERAL, BARE, INTERLEAVED):
         shares = {SEVERAL if kind == BARE else kind: 1.0}
-        return dataclasses.replace(recipe.MIXED, shares=shares, signs=signs, bare=float(kind == BARE))
-    return recipe.Recipe(shares={kind: 1.0}, signs=signs)
+        return dataclasses.replace(recipe.MIXED, shares=shares, bare=float(kind == BARE))
+    if kind in DOMAINS:
+        return recipe.specialist(kind)
+    if kind in KINDS:
+        return Recipe(shares={kind: 1.0})
+    raise UserError(f"testbed: got {kind!r}, expected one of {', '.join((*KINDS, BARE))}")

@@ -56,6 +56,7 @@ class Blueprint:
       entropy: whether that of every token's distribution is kept.
       kv_bytes: of the models' KV tables together, if they shall be smaller than all requests could need.
         `config.pages` has one for each model.
+      shadow: whether models read the prompts of requests that others run, while they have nothing else to do.
     """
 
     fleet: Fleet
@@ -64,6 +65,7 @@ class Blueprint:
     experts: bool = False
     entropy: bool = False
     kv_bytes: int | None = None
+    shadow: bool = False
 
     @property
     def chunk(self) -> int:

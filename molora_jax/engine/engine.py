@@ -135,6 +135,16 @@ class Engine:
         """Runs `requests` to their ends: one event each, in their order."""
         return gather(self.step, [self.submit(request) for request in requests])
 
+    def forget(self) -> None:
+        """Forgets the prefixes that it kept for sharing: what follows is as of a new engine, bit for bit.
+
+        Raises:
+          UserError: requests wait or run.
+        """
+        if self.busy:
+            raise UserError("engine: got requests at work, expected none: wait until they have ended")
+        self.slots.forget()
+
     def _admit(self) -> None:
         while self._waiting and self.slots.free:
             number, request = self._waiting[0]

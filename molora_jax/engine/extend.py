@@ -160,9 +160,10 @@ def _commit(
     slot = jnp.maximum(rows, 0)
     length = table.length[slot]
     token = sample(scores, jax.tree.map(lambda leaf: leaf[slot], table.sampling), length)
-    wanted = table.wants_logprobs[slot] & ready
+    at = table.logprob_at[slot]
+    wanted = (at > 0) & ready
     zeros = jnp.zeros(rows.shape, scores.dtype)
-    logprob = only_if(jnp.any(wanted), lambda s: jnp.where(wanted, log_prob(s, token), zeros), zeros, scores)
+    logprob = only_if(jnp.any(wanted), lambda s: jnp.where(wanted, log_prob(s, token, at), zeros), zeros, scores)
     ended = jnp.any(token[:, None] == table.stops[slot], axis=-1) | (length + 1 >= table.limit[slot])
     to = jnp.where(ready, _to(rows), NOWHERE)
     experts = table.experts

@@ -156,7 +156,7 @@ class Front:
     def _event(self, running: Running, columns: Mapping[str, list], *, over: bool) -> Event | None:
         """What is told of a request: the `columns` of its new tokens, and whether those were the last."""
         running.sent += len(columns["tokens"])
-        finished = self._ending(running, columns["tokens"]) if over else None
+        finished = self._ending(running, columns) if over else None
         if over:
             self._retire(running)
         if not columns["tokens"] and not finished:
@@ -164,7 +164,8 @@ class Front:
         given = dict(columns, logprobs=columns["logprobs"] if running.request.logprobs else None)
         return Event(running.id, finished=finished, **given)
 
-    def _ending(self, running: Running, tokens: list[int]) -> str:
+    def _ending(self, running: Running, columns: Mapping[str, list]) -> str:
+        tokens = columns["tokens"]
         if tokens and tokens[-1] in running.request.stops:
             return "stop"
         whole = running.sent >= len(running.request.prompt) + running.request.max_new_tokens

@@ -6,6 +6,7 @@ of inner loops of no or one trip: a conditional would copy every KV table on som
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -108,18 +109,22 @@ class Schedule:
     Attributes:
       thresholds: B of each run (`engine.policy`), wherever it is run.
       max_wait: modelled seconds after which a run waits no longer for its threshold.
-      seconds: that each choice takes, as measured at warm-up.
+      seconds: that each choice takes, and so many more for each row and token that it reads (`engine.timing`).
     """
 
     thresholds: Int[Array, "Q"]
     max_wait: Float[Array, ""]
-    seconds: Float[Array, "P"]
+    seconds: Float[Array, "P 3"]
 
 
 def eager(plan: Plan) -> Schedule:
-    """Nobody waits, and every choice takes as long as it has tokens, until it is measured."""
-    tokens = np.array([bucket.tokens for _, bucket in plan.choices], np.float32)
-    return Schedule(np.ones(len(plan.known), np.int32), np.float32(np.inf), tokens)
+    """Nobody waits, and every choice takes as long as it has room for tokens, until it is measured."""
+    return Schedule(np.ones(len(plan.known), np.int32), np.float32(np.inf), level([b.tokens for _, b in plan.choices]))
+
+
+def level(seconds: Sequence[float]) -> Float[np.ndarray, "P 3"]:
+    """Step times that are the same however full a bucket is."""
+    return np.pad(np.asarray(seconds, np.float32)[:, None], ((0, 0), (0, 2)))
 
 
 @jax.tree_util.register_dataclass
@@ -276,7 +281,9 @@ def _fill(plan: Plan, schedule: Schedule, run: Run, table: RequestTable, batch: 
     need = jnp.cumsum(jnp.where(there, unread(plan.fleet, run, table, order), 0))
     rows, tokens = (jnp.array([getattr(bucket, name) for bucket in buckets]) for name in ("rows", "tokens"))
     fits = there[:, None] & (slots[:, None] < rows) & (need[:, None] <= tokens)
-    cost = jnp.where(fits, schedule.seconds[first : first + len(buckets)], jnp.inf)  # of the first k rows: [S buckets]
+    start, per_row, per_token = schedule.seconds[first : first + len(buckets)].T
+    load = start + per_row * (slots[:, None] + 1) + per_token * need[:, None]
+    cost = jnp.where(fits, load, jnp.inf)  # of the first k rows: [S buckets]
     count = policy.rows(jnp.min(cost, axis=1))
     within = jnp.argmin(cost[count - 1])
     # what does not even fit alone is read in parts
@@ -293,7 +300,9 @@ def _once(plan: Plan, weights: Weights, schedule: Schedule, index: int, loop: _L
     slot = jnp.maximum(rows, 0)
     before, need = loop.table, jnp.where(rows >= 0, unread(plan.fleet, run, loop.table, slot), 0)
     memories, table, ready = perform(plan.fleet, run, bucket, weights, loop.memories, before, rows)
-    table = _aged(table, rows, ready, schedule.seconds[index])
+    read = jnp.minimum(jnp.sum(need, dtype=jnp.int32), bucket.tokens)
+    load = jnp.stack([jnp.ones_like(read), jnp.sum(rows >= 0, dtype=jnp.int32), read])
+    table = _aged(table, rows, ready, jnp.sum(schedule.seconds[index] * load))
     reaches = jnp.stack([at(table.journey.turn, each)[slot] for each in plan.known])
     to = jnp.where(table.active[slot], jnp.argmax(reaches, axis=0), len(plan.known))
     origin = plan.known.index(run)
@@ -301,7 +310,7 @@ def _once(plan: Plan, weights: Weights, schedule: Schedule, index: int, loop: _L
     counts = Counts(
         runs=counts.runs.at[index].add(1),
         rows=counts.rows.at[index].add(jnp.sum(ready, dtype=jnp.int32)),
-        read=counts.read.at[index].add(jnp.minimum(jnp.sum(need, dtype=jnp.int32), bucket.tokens)),
+        read=counts.read.at[index].add(read),
         moves=counts.moves.at[origin, to].add(ready.astype(jnp.int32)),
         commits=counts.commits.at[origin, to].add(jnp.where(ready, table.length[slot] - before.length[slot], 0)),
     )

@@ -29,6 +29,7 @@ class Kind(enum.IntEnum):
       STOP: requests have ended, numbers and slots; also from the subserver where they did.
       KNOBS: slot, all knobs, and which of them are meant.
       SCHEDULE: `fused.Schedule`.
+      TIME: context and repeats; the subserver, which has no request, measures its choices.
       PLAN: text; how a process shall build its subserver.
       CLOSE: nothing; the subserver ends.
     Between subservers:
@@ -37,6 +38,7 @@ class Kind(enum.IntEnum):
       HELLO: i and text; a process has loaded its model.
       READY: i; everything is compiled.
       NEWS: i and `News`.
+      TIMES: i, and the fields of `timing.Times`.
       FAILED: i and text; the subserver has ended.
     """
 
@@ -51,6 +53,8 @@ class Kind(enum.IntEnum):
     READY = 8
     NEWS = 9
     FAILED = 10
+    TIME = 11
+    TIMES = 12
 
 
 class Message(NamedTuple):
@@ -66,6 +70,8 @@ PLAIN = {
         Kind.HELLO: (0, 0),
         Kind.READY: 0,
         Kind.FAILED: (0, 0),
+        Kind.TIME: (0, 0),
+        Kind.TIMES: (0, 0, 0),
     }.items()
 }
 """Forms of the messages that tell of no request."""
@@ -78,13 +84,13 @@ class Entrance:
 
     Attributes:
       row: of the table, without the logits of drafts.
-      pages: in this model's memory.
+      size: pages that it needs in every memory.
     """
 
     number: Int[np.ndarray, ""]
     slot: Int[np.ndarray, ""]
     row: RequestTable
-    pages: Int[np.ndarray, "P"]
+    size: Int[np.ndarray, ""]
 
 
 @jax.tree_util.register_dataclass

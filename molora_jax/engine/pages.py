@@ -74,6 +74,13 @@ class PagePool:
             self._known[digest] = page
             self._digest[page] = digest
 
+    def forget(self) -> None:
+        """Frees the known pages that nobody uses, and shares none of the others any more."""
+        self._free.extend(self._idle)
+        self._idle.clear()
+        self._known.clear()
+        self._digest.clear()
+
     def release(self, pages: Sequence[int]) -> None:
         """Gives up one user's part in `pages`; a prefix will be forgotten from its end."""
         for page in reversed(pages):

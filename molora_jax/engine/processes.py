@@ -215,7 +215,7 @@ def _blueprint(program: Program, plan: Mapping[str, Any]) -> Blueprint:
     config = plan["config"] | dict(pages=plan["config"]["pages"] and tuple(plan["config"]["pages"]))
     fleet = Fleet(tuple(_model_config(cfg) for cfg in plan["cfgs"]), program)
     dtypes = tuple(np.dtype(name) for name in plan["dtypes"])
-    kept = {name: plan[name] for name in ("experts", "entropy", "kv_bytes")}
+    kept = {name: plan[name] for name in ("experts", "entropy", "kv_bytes", "shadow")}
     return Blueprint(fleet, EngineConfig(**config), dtypes, **kept)
 
 

@@ -11,6 +11,14 @@ from molora_jax.engine.sampling import Sampling
 from molora_jax.engine.table import MAX_STOPS, RequestTable
 
 
+@dataclasses.dataclass(frozen=True)
+class Rendering:
+    """What a request is to a model whose tokenizer is its own."""
+
+    prompt: Sequence[int]
+    stops: tuple[int, ...] = ()
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request:
     """What one caller wants.
@@ -22,10 +30,12 @@ class Request:
       seed: the same seed gives the same tokens in any batch.
       stops: token ids that end the request; the one that did is the last token given.
       logprobs: whether to return the log-probability of each token.
+      tempered: whether it is that at the request's temperature; otherwise it is that at 1, as at 0.
       adapter: name of the expert of all tokens; None leaves it to the engine's rule or router, or is the base.
       route: name of each token's expert, from the first on (None: the base); later tokens go on with the last, or as
         the engine's rule says.
       knobs: of the routing program, by name, where they differ from its own.
+      renderings: of an engine whose models have tokenizers of their own, what `prompt` and `stops` are to each.
     """
 
     prompt: Sequence[int]
@@ -37,9 +47,16 @@ class Request:
     seed: int = 0
     stops: tuple[int, ...] = ()
     logprobs: bool = False
+    tempered: bool = False
     adapter: str | None = None
     route: Sequence[str | None] | None = None
     knobs: Mapping[str, float] = dataclasses.field(default_factory=dict, hash=False)
+    renderings: tuple[Rendering, ...] = ()
+
+    @property
+    def logprob_at(self) -> float:
+        """The temperature of the log-probabilities to return; 0 for none."""
+        return float(self.logprobs) * (self.tempered and self.temperature or 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,7 +184,7 @@ def entry(
         ),
         stops=stops,
         logprobs=np.zeros(config.max_length, np.float32),
-        wants_logprobs=np.bool_(request.logprobs),
+        logprob_at=np.float32(request.logprob_at),
         experts=experts,
         trace=np.zeros((config.max_length, traced), np.int16) if traced else None,
         journey=journey,

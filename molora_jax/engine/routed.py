@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from molora_jax.config import UserError
-from molora_jax.engine import fused, tuning
+from molora_jax.engine import fused, timing, tuning
 from molora_jax.engine.blueprint import Blueprint, Model, check_adapters
 from molora_jax.engine.front import Front, Running
 from molora_jax.engine.fused import Counts, Plan, super_step
@@ -19,6 +19,7 @@ from molora_jax.engine.lodging import Guest
 from molora_jax.engine.request import EngineConfig, Event, Request
 from molora_jax.engine.run import Fleet, Weights
 from molora_jax.engine.table import Entry, RequestTable, enter, settle, stop
+from molora_jax.engine.timing import Load, Times
 from molora_jax.routing.program import Program
 from molora_jax.typing import Array, Bool, Int, Params
 
@@ -90,36 +91,28 @@ class RoutedEngine(Front):
         for program in progress(programs, total=len(programs)):
             program()
 
-    def time(self, context: int = 128, repeats: int = 5) -> np.ndarray:
-        """Measures the seconds of every choice, in contexts of `context` tokens, for the schedule; before any request.
-
-        Returns:
-          The least of `repeats` of each: [P].
-        """
+    def time(self, context: int = 128, repeats: int = 5) -> Times:
+        """Measures all choices in contexts of `context` tokens, for the schedule; before any request."""
         if self.busy:
             raise UserError("time: got an engine with requests, expected an idle one: its slots are needed")
-        counts, lately, seconds = self.counts, self._lately, []
-        context = min(context, self.config.max_length - 1)
-        request = Request(prompt=[0] * context)
-        row = self._entry(request, self._journey(request), self._nobody)
-        for slot in range(self.config.max_rows):
-            self._memories, self._table = self._enter(self._memories, self._table, np.int32(slot), row)
-        for choice, (run, bucket) in enumerate(self.plan.choices):
-            unread = min(max(bucket.tokens // bucket.rows - len(self.fleet.tail(run)), 0), context)
-            seconds.append(min(self._timed(choice, context, unread) for _ in range(repeats)))
-        nothing = min(self._timed(fused.NONE, context, 1) for _ in range(repeats))
+        kept, context = (self.counts, self._lately), min(context, self.config.max_length - 1)
+        request, guests = Request(prompt=[0] * context, max_new_tokens=1), []
+        while self.lodging.free:  # each reads pages of its own, if there are so many
+            guests.append(self.lodging.seat(self._room(request)))
+            for model in range(len(self._memories)):
+                self.lodging.lodge(guests[-1], model)
+            entry = self._entry(request, self._journey(request), guests[-1])
+            self._memories, self._table = self._enter(self._memories, self._table, np.int32(guests[-1].slot), entry)
+        measured = timing.measure(self.plan, functools.partial(self._timed, context), context, repeats)
         self._table = self._stop(self._table, np.ones(self.config.max_rows, bool))
-        self.counts, self._lately, self.looks, self.seconds = counts, lately, 0, 0.0
-        measured = np.maximum(np.array(seconds) - nothing, 1e-6).astype(np.float32)
-        self.schedule = dataclasses.replace(self.schedule, seconds=measured)
+        for guest in reversed(guests):
+            self.lodging.give_back(guest)
+        (self.counts, self._lately), self.looks, self.seconds = kept, 0, 0.0
+        self.schedule = dataclasses.replace(self.schedule, seconds=measured.seconds)
         return measured
 
-    def _timed(self, choice: int, length: int, unread: int) -> float:
-        table, slots = self._table, self.config.max_rows
-        full = lambda leaf, value: jnp.full_like(leaf, value)
-        anchor, limit = full(table.anchor, length - unread), full(table.limit, self.config.max_length)
-        fields = dict(length=full(table.length, length), anchor=anchor, limit=limit, active=jnp.ones(slots, bool))
-        self._table = jax.block_until_ready(dataclasses.replace(table, **fields))
+    def _timed(self, context: int, choice: int, load: Load) -> float:
+        self._table = jax.block_until_ready(timing.loaded(self._table, context, load, self.config.max_length))
         before = self.seconds
         self._run(int(choice != fused.NONE), forced=choice)
         return self.seconds - before

@@ -28,15 +28,21 @@ class Fleet:
     """The models that a program routes between, and the program; static.
 
     Attributes:
-      vocab: token ids that all models know: logits beyond are padding of the larger tables.
+      own: how many token ids each model may write, where every one has a tokenizer of its own; else none.
     """
 
     cfgs: tuple[ModelConfig, ...]
     program: Program
+    own: tuple[int, ...] = ()
 
     @property
     def vocab(self) -> int:
+        """Token ids that all models know: logits beyond are padding of the larger tables."""
         return min(cfg.vocab for cfg in self.cfgs)
+
+    def writes(self, model: int) -> int:
+        """Token ids that a model may write."""
+        return self.own[model] if self.own else self.vocab
 
     def readers(self, run: Run) -> tuple[int, ...]:
         """The models that read in it."""
@@ -122,7 +128,7 @@ def _see(fleet: Fleet, run: Run, model: int, bucket: Bucket, weights: Weights, m
     slot = jnp.maximum(rows, 0)
     at, tail = starts(fleet, run, model, table, slot), fleet.tail(run)
     memory, table, reading = read(cfg, bucket, params, adapters, memory, table, rows, model=model, starts=at, tail=tail)
-    project = lambda index: scores(cfg, params, adapters, reading, index)[:, : fleet.vocab]
+    project = lambda index: scores(cfg, params, adapters, reading, index)[:, : fleet.writes(model)]
     last = jnp.maximum(reading.ends - 1, 0)
     if not has_window(fleet.program, run.mode):
         return memory, table, _Seen(project(last), reading.hidden[last], None, None, reading.ready)
@@ -171,7 +177,7 @@ def _write(table: RequestTable, rows: Rows, outcome: Outcome, to: Int[Array, "B"
         table,
         tokens=put(table.tokens, outcome.token),
         length=table.length.at[to].set(at + outcome.wrote, mode="drop"),
-        logprobs=put(table.logprobs, log_prob(outcome.logits, outcome.token)),
+        logprobs=put(table.logprobs, log_prob(outcome.logits, outcome.token, table.logprob_at[rows.slot])),
         experts=None if table.experts is None else put(table.experts, rows.turn.adapter),
         journey=dataclasses.replace(journey, writers=put(journey.writers, rows.turn.model)),
     )

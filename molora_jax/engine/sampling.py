@@ -84,8 +84,12 @@ def only_if(wanted: Bool[Array, ""], compute: Callable[[Array], Array], otherwis
     return jax.lax.cond(wanted, lambda columns: compute(columns.T), lambda _: otherwise, scores.T)
 
 
-def log_prob(scores: Float[Array, "B V"], token: Int[Array, "B"]) -> Float[Array, "B"]:
-    """log softmax(scores)[token]."""
+def log_prob(
+    scores: Float[Array, "B V"], token: Int[Array, "B"], temperature: Float[Array, "B"] | None = None
+) -> Float[Array, "B"]:
+    """log softmax(scores / temperature)[token]; a temperature of 0, as none, is 1."""
+    if temperature is not None:
+        scores = scores / jnp.where(temperature > 0, temperature, 1)[:, None].astype(scores.dtype)
     chosen = jnp.take_along_axis(scores, token[:, None], axis=1)[:, 0]
     return chosen - jax.nn.logsumexp(scores, axis=-1)
 

@@ -1,5 +1,6 @@
 """Continuous batching of requests that a program routes between models which run apart, each at its own pace."""
 
+import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -8,18 +9,21 @@ import jax
 import numpy as np
 
 from molora_jax.config import UserError
+from molora_jax.engine import tuning
 from molora_jax.engine.blueprint import Blueprint, Model, check_adapters
 from molora_jax.engine.front import Front, Running
 from molora_jax.engine.fused import Counts, Schedule, part
 from molora_jax.engine.journey import Journey
 from molora_jax.engine.lodging import Guest
+from molora_jax.engine.loop import taken
 from molora_jax.engine.messages import Entrance, Kind, Message, News, forms, read_text
 from molora_jax.engine.processes import Processes, Source
 from molora_jax.engine.request import EngineConfig, Event, Request
 from molora_jax.engine.run import Fleet
-from molora_jax.engine.subserver import Subserver, taken
+from molora_jax.engine.subserver import Subserver
 from molora_jax.engine.table import Entry, without_drafts
 from molora_jax.engine.threads import Threads
+from molora_jax.engine.timing import Times
 from molora_jax.routing.program import Mode, Program
 from molora_jax.typing import Params
 
@@ -41,7 +45,9 @@ class SeparateEngine(Front):
         """
         self._workers, self._failure = None, None
         self._ready: set[int] = set()
+        self._measured: dict[int, Times] = {}
         super().__init__(blueprint, params)
+        self._lately = self.counts  # each time the thresholds are chosen anew, the past counts half
         self._workers = workers
         self.close = weakref.finalize(self, workers.close)
         workers.start()
@@ -78,6 +84,35 @@ class SeparateEngine(Front):
             while len(self._ready) <= i:
                 self._hear()
 
+    def time(self, context: int = 128, repeats: int = 5) -> Times:
+        """Measures all choices in contexts of `context` tokens, for the schedule; before any request.
+
+        One subserver after another, so that those that share a device or cores do not disturb each other: together they
+        may be slower than this.
+        """
+        if self.busy:
+            raise UserError("time: got an engine with requests, expected an idle one: its slots are needed")
+        self._measured.clear()
+        for i in range(len(self.fleet.cfgs)):
+            self._workers.post(i, Message(Kind.TIME, (np.int32(context), np.int32(repeats))))
+            while i not in self._measured:
+                self._hear()
+        seconds = np.zeros((len(self.plan.choices), 3), np.float32)
+        for i, times in self._measured.items():
+            seconds[part(self.plan, i)] = times.seconds
+        self.schedule = dataclasses.replace(self.schedule, seconds=seconds)
+        return Times(seconds, max(times.look for times in self._measured.values()))
+
+    def tune(self, requests: int | None = None) -> tuple[int, ...]:
+        """Sets the thresholds that promise most for `requests` at once, as they have moved lately; see `time`."""
+        look = max((times.look for times in self._measured.values()), default=0.0)
+        times = tuning.step_times(self.plan, self.schedule.seconds, look)
+        requests, options = requests or self.config.max_rows, range(1, self.config.max_rows + 1)
+        best = tuning.best(tuning.routing(self._lately), times, requests, options, shared=False)
+        self._lately = jax.tree.map(lambda count: count // 2, self._lately)
+        self.schedule = dataclasses.replace(self.schedule, thresholds=np.array(best, np.int32))
+        return best
+
     def submit(self, request: Request) -> int:
         self._check_alive()
         return super().submit(request)
@@ -99,6 +134,9 @@ class SeparateEngine(Front):
                 events += self._news(*message.payload)
             elif message.kind == Kind.READY:
                 self._ready.add(int(message.payload))
+            elif message.kind == Kind.TIMES:
+                index, seconds, look = message.payload
+                self._measured[int(index)] = Times(np.asarray(seconds), float(look))
             else:
                 index, line = message.payload
                 self._failure = f"subserver of models[{index}]: ended with {read_text(line)}; start the engine anew"
@@ -123,19 +161,20 @@ class SeparateEngine(Front):
         for name, values in wide.items():
             values[own] = getattr(news.counts, name)
         counts = Counts(**wide, moves=news.counts.moves, commits=news.counts.commits)
-        self.counts = jax.tree.map(np.add, self.counts, counts)
+        self.counts, self._lately = (jax.tree.map(np.add, old, counts) for old in (self.counts, self._lately))
         self.looks, self.seconds = self.looks + 1, self.seconds + float(news.seconds)
 
     def _lodge(self, guest: Guest, journey: Journey) -> bool:
-        """A request has pages with all models from its start to its end: no subserver has to ask for any."""
-        return all(self.lodging.lodge(guest, model) for model in range(len(self.fleet.cfgs)))
+        """Every subserver finds pages for those that it is to run."""
+        return True
 
     def _place(self, running: Running, entry: Entry) -> None:
         row = jax.device_get(without_drafts(entry.row))
         number, slot = np.int32(running.id), np.int32(running.guest.slot)
         # whoever runs it first is told last, and so hands it on to subservers that know of it
+        size = np.int32(running.guest.size)
         for i in sorted(range(len(entry.tables)), key=lambda i: i == row.journey.turn.model):
-            self._workers.post(i, Message(Kind.ENTER, Entrance(number, slot, row, entry.tables[i])))
+            self._workers.post(i, Message(Kind.ENTER, Entrance(number, slot, row, size)))
 
     def _remove(self, running: Running) -> None:
         ended = np.array([running.id], np.int32), np.array([running.guest.slot], np.int32)
@@ -165,11 +204,14 @@ def in_threads(
     *,
     entropy: bool = False,
     kv_bytes: int | None = None,
+    shadow: bool = False,
     devices: Sequence[jax.Device] | None = None,
 ) -> SeparateEngine:
     """An engine with a thread per model, given from the quickest to the slowest; arguments as of `RoutedEngine`.
 
     Args:
+      shadow: whether models read the prompts of requests that others run, while they have nothing else to do: then the
+        first hand-over need not wait for that.
       devices: of each model, counted around; by default all there are.
 
     Raises:
@@ -179,7 +221,8 @@ def in_threads(
     check_adapters(models)
     fleet = Fleet(tuple(model.cfg for model in models), program)
     dtypes, has = tuple(model.dtype for model in models), any(model.adapters is not None for model in models)
-    blueprint = Blueprint(fleet, config, dtypes, experts=has, entropy=entropy, kv_bytes=kv_bytes)
+    kept = dict(experts=has, entropy=entropy, kv_bytes=kv_bytes, shadow=shadow)
+    blueprint = Blueprint(fleet, config, dtypes, **kept)
     params, devices = params or {}, devices or jax.devices()
     build = lambda i, model: Subserver(i, blueprint, model, params, devices[i % len(devices)])
     threads = Threads([functools.partial(build, i, model) for i, model in enumerate(models)])
@@ -193,6 +236,7 @@ def in_processes(
     *,
     entropy: bool = False,
     kv_bytes: int | None = None,
+    shadow: bool = False,
 ) -> SeparateEngine:
     """An engine with a process per model, given from the quickest to the slowest, that loads its model by itself.
 
@@ -203,7 +247,7 @@ def in_processes(
     _check_modes(routing)
     processes = Processes(models, program)
     try:
-        blueprint = processes.meet(routing, config, entropy=entropy, kv_bytes=kv_bytes)
+        blueprint = processes.meet(routing, config, entropy=entropy, kv_bytes=kv_bytes, shadow=shadow)
         departures = blueprint.departures(params)
         processes.inbox.forms = forms(jax.eval_shape(lambda: blueprint.table(departures)))
         return SeparateEngine(blueprint, params, processes)

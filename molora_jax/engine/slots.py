@@ -113,6 +113,11 @@ class Slots:
                 pool.publish(int(page), digest)
         self._coming.difference_update(lease.chain)
 
+    def forget(self) -> None:
+        """Offers no prefix that is there now to any later request."""
+        for pool in self.pools:
+            pool.forget()
+
     def give_back(self, lease: Lease) -> None:
         """Frees the slot and the request's part in its pages."""
         self._coming.difference_update(lease.chain)

@@ -6,34 +6,27 @@ here. When it comes back, it brings the tokens that others have written in betwe
 
 import dataclasses
 import functools
-import queue
 import time
 from collections.abc import Callable, Iterator
-from typing import Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from molora_jax.engine import fused, policy
+from molora_jax.engine import fused, policy, timing
+from molora_jax.engine import look as programs
 from molora_jax.engine.blueprint import Blueprint, Model
-from molora_jax.engine.fused import Counts, Plan, Schedule, super_step
-from molora_jax.engine.handover import Parcel, Standing, columns, cut, known, receive, rolled, unrolled, window
+from molora_jax.engine.fused import Schedule
+from molora_jax.engine.handover import Parcel, Standing, columns, cut, receive, rolled, unrolled, window
+from molora_jax.engine.housing import Housing
+from molora_jax.engine.look import Seen
 from molora_jax.engine.messages import FRONT, Entrance, Kind, Message, News
 from molora_jax.engine.run import Weights
-from molora_jax.engine.table import Entry, Memory, RequestTable, enter, without_drafts
-from molora_jax.typing import Array, Bool, Float, Int, Params
+from molora_jax.engine.table import without_drafts
+from molora_jax.engine.timing import Load, Times
+from molora_jax.typing import Bool, Float, Int, Params
 
 NOBODY = -1
 """Number of the request in a free slot."""
-
-
-class Inbox(Protocol):
-    """A queue of messages; raises `queue.Empty` as `queue.SimpleQueue` does."""
-
-    def get(self, timeout: float | None = None) -> Message: ...
-
-    def get_nowait(self) -> Message: ...
 
 
 Post = tuple[int, Message]
@@ -61,6 +54,9 @@ class Subserver:
         self._numbers = np.full(slots, NOBODY, np.int32)
         self._told = np.zeros(slots, np.int32)
         self._since = np.zeros(slots)  # when each began to wait here
+        self._prompt = np.zeros(slots, np.int32)  # its length in each
+        self.housing = Housing(blueprint.pages[index], slots, self._memory.tables.shape[2])
+        self.ahead = 0  # tokens of prompts that were read ahead of their turn
         self._batch = np.zeros(slots, bool)  # those for whom a run was launched, in parts, of which some are to come
         self._standing: Standing = jax.tree.map(np.array, jax.device_get(Standing.of(self._table)))
 
@@ -71,11 +67,11 @@ class Subserver:
 
     def warm_up(self) -> None:
         """Compiles everything."""
-        programs = ["_enter", "_receive", "_window", "_knobs"]
-        programs += ["_look"] * bool(self.plan.runs)
-        programs += ["_get_drafts", "_set_drafts"] * (self._table.journey.drafts is not None)
-        for program in programs:
-            getattr(self, program)
+        names = ["_enter", "_receive", "_window", "_knobs", "_house"]
+        names += ["_look"] * bool(self.plan.runs) + ["_shadow"] * bool(self.plan.runs and self.blueprint.shadow)
+        names += ["_get_drafts", "_set_drafts"] * (self._table.journey.drafts is not None)
+        for name in names:
+            getattr(self, name)
 
     def handle(self, message: Message) -> None:
         """Takes in one message of the kinds that subservers and the front end send to a subserver."""
@@ -85,15 +81,21 @@ class Subserver:
 
     def _on_enter(self, entrance: Entrance) -> None:
         slot, row = int(entrance.slot), entrance.row
-        args = self._memory, self._table, entrance.slot, row, entrance.pages
-        self._memory, self._table = self._enter(*args)
+        self._memory, self._table = self._enter(self._memory, self._table, entrance.slot, row)
+        self.housing.enter(slot, int(entrance.size))
+        self._prompt[slot] = row.length
         self._numbers[slot], self._told[slot], self._since[slot] = entrance.number, row.length, time.monotonic()
         self._stand(slot, Standing.of(row))
 
     def _on_stop(self, ended: tuple[np.ndarray, np.ndarray]) -> None:
         numbers, slots = ended
-        here = slots[self._numbers[slots] == numbers]
-        self._standing.active[here], self._numbers[here] = False, NOBODY
+        self._vacate(slots[self._numbers[slots] == numbers])
+
+    def _vacate(self, slots: Int[np.ndarray, "k"]) -> None:
+        """Frees the slots of requests that have ended."""
+        self._standing.active[slots], self._numbers[slots] = False, NOBODY
+        for slot in slots.tolist():
+            self.housing.leave(slot)
 
     def _on_knobs(self, turned: tuple[np.ndarray, dict[str, np.ndarray], dict[str, np.ndarray]]) -> None:
         self._table = self._knobs(self._table, *turned)
@@ -108,6 +110,7 @@ class Subserver:
         parcel = jax.tree.map(lambda leaf: leaf[known], parcel)
         if not len(parcel.slot):
             return
+        parcel = self._remembered(parcel)
         slots, count = self._padded(parcel.slot, NOBODY), self._padded(parcel.count)
         standing = jax.tree.map(self._padded, parcel.standing)
         for at in range(0, max(int(parcel.count.max()), 1), self.width):
@@ -121,6 +124,17 @@ class Subserver:
                 self._table = self._set_drafts(self._table, slot, drafts)
         self._told[parcel.slot], self._since[parcel.slot] = parcel.told, time.monotonic()
         self._stand(parcel.slot, parcel.standing)
+
+    def _remembered(self, parcel: Parcel) -> Parcel:
+        """With what this model has read, which may be more than the sender knows, or less, if it lost its pages.
+
+        What it had read at its last turn the sender knows, as far as it has not been taken back; so that is still true,
+        and the prompt always is.
+        """
+        anchor = np.array(parcel.standing.anchor)
+        true = np.maximum(anchor[:, self.index], self._prompt[parcel.slot])
+        anchor[:, self.index] = np.minimum(self._standing.anchor[parcel.slot, self.index], true)
+        return dataclasses.replace(parcel, standing=dataclasses.replace(parcel.standing, anchor=anchor))
 
     def _stand(self, slots, standing: Standing) -> None:
         """Notes where requests stand."""
@@ -143,22 +157,58 @@ class Subserver:
         """Slots whose request is to be run here."""
         return self._standing.active & (self._standing.turn.model == self.index)
 
+    @property
+    def _housed(self) -> Bool[np.ndarray, "S"]:
+        return np.array([self.housing.housed(slot) for slot in range(self.config.max_rows)])
+
+    def _make_room(self) -> None:
+        """Finds pages for those who are to be run here, the oldest first."""
+        order = np.argsort(self._numbers, kind="stable")
+        here, there = self._here[order], self._standing.active[order]
+        for slot in self.housing.make_room(order[here].tolist(), order[there & ~here].tolist()):
+            self._settle(slot)
+
+    def _settle(self, slot: int) -> None:
+        """Lets the device know which pages a request has; what was in those it lost is to be read again."""
+        housed = self.housing.housed(slot)
+        if not housed:
+            self._standing.anchor[slot, self.index] = 0
+        args = np.int32(slot), np.bool_(housed), self.housing.table(slot)
+        self._memory, self._table = self._house(self._memory, self._table, *args)
+
     def waiting(self) -> tuple[Bool[np.ndarray, "q"], Float[np.ndarray, "q"]]:
         """Of each run of this model: whether it is to be run now, and how long the oldest has waited for it, or -1."""
-        turn, here, waited = self._standing.turn, self._here, time.monotonic() - self._since
+        turn, here, waited = self._standing.turn, self._here & self._housed, time.monotonic() - self._since
         waits = np.stack([here & (turn.mode == run.mode) for run in self.plan.runs])
         oldest = np.max(np.where(waits, waited, -1.0), axis=1)
-        thresholds = policy.clamp(np.asarray(self.schedule.thresholds), np.sum(self._standing.active))
+        thresholds = policy.clamp(np.asarray(self._patience.thresholds), np.sum(self._standing.active))
         own = thresholds[list(self.plan.own)]
         every = np.arange(len(own))
         return policy.ready(every, np.sum(waits, axis=1), oldest, own, self.schedule.max_wait), oldest
+
+    @property
+    def _patience(self) -> Schedule:
+        """The schedule, without thresholds where some who are here wait for the pages of others, who must go on."""
+        if not np.any(self._here & ~self._housed):
+            return self.schedule
+        return dataclasses.replace(self.schedule, thresholds=np.ones_like(self.schedule.thresholds))
+
+    @property
+    def _unread(self) -> Int[np.ndarray, "k"]:
+        """Slots of requests elsewhere whose prompts may be read ahead, the oldest first: there is room for them."""
+        if not self.blueprint.shadow:
+            return np.zeros(0, np.int32)
+        order = np.argsort(self._numbers, kind="stable").astype(np.int32)
+        behind = self._standing.active & ~self._here & (self._standing.anchor[:, self.index] < self._prompt)
+        return np.array([slot for slot in order[behind[order]] if self.housing.roomy(int(slot))], np.int32)
 
     def patience(self) -> float | None:
         """Seconds after which `run` is worth a try, if no message comes; None: never."""
         if not self.plan.runs:
             return None
+        self._make_room()
         ready, oldest = self.waiting()
-        if ready.any() or (self._batch & self._here).any():
+        if ready.any() or (self._batch & self._here).any() or self._unread.size:
             return 0.0
         if not np.isfinite(self.schedule.max_wait) or oldest.max() < 0:
             return None
@@ -170,12 +220,15 @@ class Subserver:
         Returns:
           What is to be said to whom, in this order: the front end learns of tokens before anybody can add to them.
         """
+        if not self.waiting()[0].any() and not (self._batch & self._here).any():
+            self._read_ahead()
+            return []
         begun, mine, before = time.monotonic(), np.flatnonzero(self._here).astype(np.int32), self._standing.runs.copy()
         steps = 1 if (self._standing.active & ~self._here).any() else self.plan.steps
         waited = (begun - self._since).astype(np.float32)
         args = self._memory, self._table, self._told, waited, self._standing.active, self._batch, np.int32(steps)
-        self._memory, self._table, seen = self._look(self._weights, self.schedule, *args)
-        seen: _Seen = jax.device_get(seen)
+        self._memory, self._table, seen = self._look(self._weights, self._patience, *args, np.int32(fused.NONE))
+        seen: Seen = jax.device_get(seen)
         if not seen.counts.runs.any():
             return []
         now, self._batch = time.monotonic(), seen.batch
@@ -183,7 +236,44 @@ class Subserver:
         self._since[mine] = np.where(seen.standing.runs[mine] > before[mine], now, self._since[mine])
         return list(self._posts(mine, seen, now - begun))
 
-    def _posts(self, mine: Int[np.ndarray, "k"], seen: "_Seen", seconds: float) -> Iterator[Post]:
+    def _read_ahead(self) -> None:
+        """Reads prompts of requests that may come here, as far as one bucket goes."""
+        rows = np.full(self.config.max_rows, NOBODY, np.int32)
+        for n, slot in enumerate(self._unread.tolist()):
+            if self.housing.house(slot):
+                self._settle(slot)
+                rows[n] = slot
+        there = rows[rows >= 0]
+        rows = np.concatenate([there, np.full(len(rows) - len(there), NOBODY, np.int32)])
+        self._memory, self._table, anchor = self._shadow(self._weights, self._memory, self._table, rows)
+        anchor = np.asarray(anchor)[there]
+        self.ahead += int(np.sum(anchor - self._standing.anchor[there, self.index]))
+        self._standing.anchor[there, self.index] = anchor
+
+    def time(self, context: int, repeats: int) -> Times:
+        """Measures this model's choices, while there is no request anywhere."""
+        slots, prompt = self.config.max_rows, min(context, self.config.max_length - 1)
+        for slot in range(slots):
+            self.housing.enter(slot, -(-prompt // self.config.page_size))
+            self.housing.house(slot)
+            self._settle(slot)
+        measured = timing.measure(self.plan, functools.partial(self._timed, prompt), prompt, repeats)
+        for slot in range(slots):
+            self.housing.leave(slot)
+            self._settle(slot)
+        return measured
+
+    def _timed(self, context: int, choice: int, load: Load) -> float:
+        table = jax.block_until_ready(timing.loaded(self._table, context, load, self.config.max_length))
+        nothing = np.zeros(self.config.max_rows, np.float32)
+        args = self._told, nothing, np.asarray(table.active), nothing.astype(bool)
+        begun = time.perf_counter()
+        args = *args, np.int32(choice != fused.NONE), np.int32(choice)
+        self._memory, self._table, seen = self._look(self._weights, self.schedule, self._memory, table, *args)
+        jax.device_get(seen)
+        return time.perf_counter() - begun
+
+    def _posts(self, mine: Int[np.ndarray, "k"], seen: Seen, seconds: float) -> Iterator[Post]:
         at = jax.tree.map(lambda leaf: leaf[mine], seen.standing)
         models, to, over = len(self.blueprint.fleet.cfgs), at.turn.model, ~at.active
         goes = ~over & (to != self.index)
@@ -194,7 +284,7 @@ class Subserver:
         if over.any():
             ended = Message(Kind.STOP, (numbers[over], mine[over]))
             yield from ((other, ended) for other in range(models) if other != self.index)
-            self._numbers[mine[over]] = NOBODY
+            self._vacate(mine[over])
         fresh = np.flatnonzero(over | (final > told))
         count = (final - told)[fresh]
         values = cut({name: column[fresh] for name, column in columns.items()}, (told - starts)[fresh], count)
@@ -236,16 +326,25 @@ class Subserver:
     @functools.cached_property
     def _look(self) -> jax.stages.Compiled:
         slots = self.config.max_rows
-        args = self._told, np.zeros(slots, np.float32), self._batch, self._batch, np.int32(0)
+        args = self._told, np.zeros(slots, np.float32), self._batch, self._batch, np.int32(0), np.int32(0)
         args = self._weights, self.schedule, self._memory, self._table, *args
-        return self._compiled(functools.partial(_look, self.plan, self.index, self.width), *args, donate=(2, 3))
+        return self._compiled(functools.partial(programs.look, self.plan, self.index, self.width), *args, donate=(2, 3))
 
     @functools.cached_property
     def _enter(self) -> jax.stages.Compiled:
         blank = lambda leaf: np.zeros(leaf.shape[1:], leaf.dtype)
-        row, pages = jax.tree.map(blank, without_drafts(self._table)), self._memory.tables[0, 0]
-        args = self._memory, self._table, np.int32(0), row, np.zeros(pages.shape, pages.dtype)
-        return self._compiled(_enter, *args, donate=(0, 1))
+        row = jax.tree.map(blank, without_drafts(self._table))
+        return self._compiled(programs.admit, self._memory, self._table, np.int32(0), row, donate=(0, 1))
+
+    @functools.cached_property
+    def _house(self) -> jax.stages.Compiled:
+        args = self._memory, self._table, np.int32(0), np.bool_(False), self.housing.table(0)
+        return self._compiled(functools.partial(programs.house, self.index), *args, donate=(0, 1))
+
+    @functools.cached_property
+    def _shadow(self) -> jax.stages.Compiled:
+        args = self._weights, self._memory, self._table, np.zeros(self.config.max_rows, np.int32)
+        return self._compiled(functools.partial(programs.shadow, self.plan, self.index), *args, donate=(1, 2))
 
     @functools.cached_property
     def _receive(self) -> jax.stages.Compiled:
@@ -263,7 +362,7 @@ class Subserver:
     def _knobs(self) -> jax.stages.Compiled:
         knobs = self._table.journey.knobs
         values, changed = ({name: np.zeros((), kind) for name in knobs} for kind in (np.float32, bool))
-        return self._compiled(_knobs, self._table, np.int32(0), values, changed, donate=(0,))
+        return self._compiled(programs.set_knobs, self._table, np.int32(0), values, changed, donate=(0,))
 
     @functools.cached_property
     def _get_drafts(self) -> jax.stages.Compiled:
@@ -273,86 +372,4 @@ class Subserver:
     def _set_drafts(self) -> jax.stages.Compiled:
         drafts = self._table.journey.drafts
         rows = np.zeros(drafts.shape[1:], drafts.dtype)
-        return self._compiled(_set_drafts, self._table, np.int32(0), rows, donate=(0,))
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class _Seen:
-    """What the host learns from one look: `shown` are the columns from the told or the `known` tokens on: [S W].
-
-    `batch` are those who come next, whoever waits by then.
-    """
-
-    standing: Standing
-    known: Int[Array, "S"]
-    shown: dict[str, Array]
-    counts: Counts
-    batch: Bool[Array, "S"]
-
-
-def _look(
-    plan: Plan,
-    index: int,
-    width: int,
-    weights: Weights,
-    schedule: Schedule,
-    memory: Memory,
-    table: RequestTable,
-    told: Int[Array, "S"],
-    waited: Float[Array, "S"],
-    active: Bool[Array, "S"],
-    batch: Bool[Array, "S"],
-    steps: Int[Array, ""],
-) -> tuple[Memory, RequestTable, _Seen]:
-    """Up to `steps` runs of model `index`, and what the host has to know after them."""
-    journey = dataclasses.replace(table.journey, waited=waited)
-    table = dataclasses.replace(table, active=active, journey=journey)
-    memories = tuple(memory if i == index else None for i in range(len(plan.fleet.cfgs)))
-    leave, forced = jnp.bool_(True), jnp.int32(fused.NONE)
-    args = weights, schedule, memories, table, steps, leave, forced, batch
-    memories, table, counts, batch = super_step(plan, *args)
-    has = known(table)
-    seen = _Seen(Standing.of(table), has, window(table, jnp.minimum(told, has), width), counts, batch)
-    return memories[index], table, seen
-
-
-def _enter(memory: Memory, table: RequestTable, slot, row: RequestTable, pages) -> tuple[Memory, RequestTable]:
-    drafts = table.journey.drafts
-    (memory,), table = enter((memory,), without_drafts(table), slot, Entry(row, (pages,)))
-    return memory, dataclasses.replace(table, journey=dataclasses.replace(table.journey, drafts=drafts))
-
-
-def _set_drafts(table: RequestTable, slot: Int[Array, ""], rows: Float[Array, "K V"]) -> RequestTable:
-    journey = dataclasses.replace(table.journey, drafts=table.journey.drafts.at[slot].set(rows))
-    return dataclasses.replace(table, journey=journey)
-
-
-def _knobs(table: RequestTable, slot: Int[Array, ""], values: dict[str, Array], changed: dict[str, Array]):
-    put = lambda leaf, value, new: leaf.at[slot].set(jnp.where(new, value, leaf[slot]))
-    knobs = jax.tree.map(put, table.journey.knobs, values, changed)
-    return dataclasses.replace(table, journey=dataclasses.replace(table.journey, knobs=knobs))
-
-
-def serve(subserver: Subserver, inbox: Inbox, post: Callable[[int, Message], None]) -> None:
-    """The loop of a thread or process: messages are taken in between runs, until one says to close."""
-    patience: float | None = 0.0
-    while True:
-        for message in taken(inbox, patience):
-            if message.kind == Kind.CLOSE:
-                return
-            subserver.handle(message)
-        patience = subserver.patience()
-        if patience == 0:
-            for to, message in subserver.run():
-                post(to, message)
-
-
-def taken(inbox: Inbox, timeout: float | None) -> Iterator[Message]:
-    """The messages that are there; the first is waited for."""
-    try:
-        yield inbox.get(timeout=timeout)
-        while True:
-            yield inbox.get_nowait()
-    except queue.Empty:
-        return
+        return self._compiled(programs.set_drafts, self._table, np.int32(0), rows, donate=(0,))

@@ -29,8 +29,8 @@ class RequestTable:
       anchor: how many of a request's tokens each model has read.
       sampling: how each request picks its next token.
       stops: token ids that end a request, padded with -1.
-      logprobs: log-probability of each committed token under the model's own distribution, where it was asked for.
-      wants_logprobs: whether it was.
+      logprobs: log-probability of each committed token, where it was asked for.
+      logprob_at: at which temperature, 1 being the model's own distribution; 0 where it was not.
       experts: the adapter of each token, in an engine that has any (`engine.experts`).
       trace: the experts that each token really used, layer by layer, where they are recorded.
       journey: where a routing program has taken each request, in an engine that has one.
@@ -44,7 +44,7 @@ class RequestTable:
     sampling: Sampling
     stops: Int[Array, "S stops"]
     logprobs: Float[Array, "S T"]
-    wants_logprobs: Bool[Array, "S"]
+    logprob_at: Float[Array, "S"]
     experts: Int[Array, "S T"] | None = None
     trace: Int[Array, "S T K"] | None = None
     journey: Journey | None = None
@@ -86,7 +86,7 @@ def new_table(
         sampling=Sampling.greedy(slots),
         stops=jnp.full((slots, MAX_STOPS), -1, jnp.int32),
         logprobs=zeros(slots, length, dtype=jnp.float32),
-        wants_logprobs=zeros(slots, dtype=bool),
+        logprob_at=zeros(slots, dtype=jnp.float32),
         experts=zeros(slots, length) if experts else None,
         trace=zeros(slots, length, traced, dtype=jnp.int16) if traced else None,
         journey=journey,

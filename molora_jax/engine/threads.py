@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from molora_jax.engine.loop import Inbox, serve
 from molora_jax.engine.messages import FRONT, Kind, Message, text
-from molora_jax.engine.subserver import Inbox, Subserver, serve
+from molora_jax.engine.subserver import Subserver
 
 
 class Threads:

@@ -10,34 +10,50 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from molora_jax.config import UserError
+from molora_jax.typing import Float
 
 Times = Callable[[float, float], float]
 """Seconds that a run of (rows, tokens to read in all) takes."""
 
 
-@dataclasses.dataclass(frozen=True)
-class StepTimes:
-    """Measured step times: a staircase, since a run costs what its bucket does.
+class BucketTime(NamedTuple):
+    """What a run of one compiled program takes: `seconds`, and so much more for each row and token that it has to do.
 
     Attributes:
-      buckets: (rows, tokens, seconds) of each compiled program.
+      rows, tokens: that it has room for.
     """
 
-    buckets: tuple[tuple[int, int, float], ...]
+    rows: int
+    tokens: int
+    seconds: float
+    per_row: float = 0.0
+    per_token: float = 0.0
+
+    def of(self, rows: float, tokens: float) -> float:
+        """Seconds of a run of so many; inf where they do not fit."""
+        fits = rows <= self.rows and tokens <= self.tokens
+        return self.seconds + self.per_row * rows + self.per_token * tokens if fits else math.inf
+
+
+@dataclasses.dataclass(frozen=True)
+class StepTimes:
+    """Measured step times: a staircase, since a run costs what its bucket does, with sloping steps."""
+
+    buckets: tuple[BucketTime, ...]
 
     def __call__(self, rows: float, tokens: float) -> float:
-        """Of one run in the cheapest bucket that covers both, or of several smaller ones if they are quicker."""
-        most = max(room for _, room, _ in self.buckets)
+        """Of one run in the quickest bucket that has room, or of several smaller ones if they are quicker."""
+        most = max(bucket.tokens for bucket in self.buckets)
         parts = range(1, max(math.ceil(rows), math.ceil(tokens / most), 1) + 1)
         return min(n * self._one(math.ceil(rows / n), tokens / n) for n in parts)
 
     def _one(self, rows: int, tokens: float) -> float:
-        covering = (seconds for most, room, seconds in self.buckets if most >= rows and room >= tokens)
-        return min(covering, default=math.inf)
+        return min(bucket.of(rows, tokens) for bucket in self.buckets)
 
 
 def constant(seconds: float) -> Times:
@@ -73,20 +89,71 @@ class Routing:
         return cls(*(tuple(map(tuple, table.tolist())) for table in (shares, means)))
 
     @functools.cached_property
-    def suffixes(self) -> tuple[float, ...]:
-        """Mean tokens that each model has to read at a visit: what was committed since its last one, at least 1."""
-        moves, commits = np.array(self.moves), np.array(self.commits)
-        size = len(moves)
-        balance = np.vstack([moves.T - np.eye(size), np.ones(size)])
-        visits = np.linalg.lstsq(balance, np.append(np.zeros(size), 1), rcond=None)[0]
-        written = float(visits @ (moves * commits).sum(axis=1))
-        return tuple(max(written / visit, 1.0) if visit > 1e-12 else 1.0 for visit in visits)
+    def suffixes(self) -> tuple[Float[np.ndarray, "n"], ...]:
+        """Of each model, the chance that it has to read n = 0, 1, … tokens at a visit.
+
+        They are those committed since its last one, and one at least. Visits are followed until all but 1e-9 of them
+        have come to their ends, or `LONGEST` tokens are written.
+        """
+        return tuple(self._law(model) for model in range(len(self.moves)))
+
+    def _law(self, model: int) -> Float[np.ndarray, "n"]:
+        moves = np.array(self.moves)
+        steps = np.minimum(np.rint(np.array(self.commits)), LONGEST).astype(int)
+        law, away = np.zeros(LONGEST + 1), np.zeros((len(moves), LONGEST + 1))
+        away[model, 0] = 1
+        for _ in range(2 * LONGEST):
+            following = np.zeros_like(away)
+            for i, j in np.argwhere(moves > 0):
+                following[j] += moves[i, j] * _shifted(away[i], steps[i, j])
+            law += following[model]
+            following[model] = 0
+            away = following
+            if away.sum() < 1e-9:
+                break
+        if law.sum() < 1e-6:  # nobody comes back
+            return np.array([0.0, 1.0])
+        law[-1] += away.sum()
+        law[1] += law[0]
+        law[0] = 0
+        return _trimmed(law)
 
 
-def latencies(routing: Routing, times: Sequence[Times], requests: int) -> np.ndarray:
-    """Seconds of a run of each model with b rows, each reading a mean suffix: [M, N + 1]; 0 for no rows."""
-    rows = range(1, requests + 1)
-    return np.array([[0.0, *(t(b, b * s) for b in rows)] for t, s in zip(times, routing.suffixes, strict=True)])
+LONGEST = 1024
+"""Tokens of a suffix, above which it counts as that long."""
+
+
+def _shifted(chances: Float[np.ndarray, "n"], by: int) -> Float[np.ndarray, "n"]:
+    """Chances of numbers that are so much higher (never below 0, nor beyond the last)."""
+    at = np.clip(np.arange(chances.size) + by, 0, chances.size - 1)
+    return np.bincount(at, chances, chances.size)
+
+
+def _trimmed(chances: Float[np.ndarray, "n"]) -> Float[np.ndarray, "m"]:
+    """Without the highest numbers, which nearly never come."""
+    return np.trim_zeros(np.where(chances < 1e-12, 0, chances), "b")
+
+
+@functools.lru_cache(maxsize=64)
+def latencies(routing: Routing, times: tuple[Times, ...], requests: int) -> Float[np.ndarray, "M N+1"]:
+    """Expected seconds of a run of each model with b rows, whose suffixes are drawn from its law; 0 for no rows."""
+    found = np.zeros((len(times), requests + 1))
+    for own, time, law in zip(found, times, routing.suffixes, strict=True):
+        total = np.ones(1)  # of no rows: no tokens
+        for rows in range(1, requests + 1):
+            total = _trimmed(np.convolve(total, law))
+            at, weights = _digest(total)
+            own[rows] = sum(weight * time(rows, tokens) for tokens, weight in zip(at, weights, strict=True))
+    return found
+
+
+def _digest(chances: Float[np.ndarray, "n"], parts: int = 32) -> tuple[Float[np.ndarray, "k"], Float[np.ndarray, "k"]]:
+    """A law as at most `parts` values and their weights: of equally likely stretches, the mean."""
+    part = np.minimum((np.cumsum(chances) - chances / 2) / chances.sum() * parts, parts - 1).astype(int)
+    weight = np.bincount(part, chances, parts)
+    mean = np.bincount(part, chances * np.arange(chances.size), parts)
+    kept = weight > 0
+    return mean[kept] / weight[kept], weight[kept] / chances.sum()
 
 
 def separate(
@@ -102,7 +169,7 @@ def separate(
     """
     if sum(b - 1 for b in thresholds) >= requests:
         raise UserError(f"thresholds: got {tuple(thresholds)}, expected Σ (B - 1) below {requests} requests (eq. 22)")
-    seconds = latencies(routing, times, requests)
+    seconds = latencies(routing, tuple(times), requests)
     tick = tick or _tick(seconds[:, 1:])
     ticks = np.maximum(np.rint(seconds / tick), 1).astype(int).tolist()
     chain = _Chain(routing, ticks, tuple(thresholds))
@@ -221,7 +288,7 @@ def shared(share: float, times: Sequence[Times], threshold: int, requests: int) 
     """
     if not 1 <= threshold <= requests:
         raise UserError(f"threshold: got {threshold}, expected 1 to {requests} requests")
-    small, large = latencies(Routing.pair(share), times, requests)
+    small, large = latencies(Routing.pair(share), tuple(times), requests)
     if share == 0:
         return requests / float(small[requests])
     seconds, tokens = np.append(np.zeros(threshold), large[threshold:]), np.arange(requests + 1.0)

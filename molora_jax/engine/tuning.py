@@ -7,16 +7,17 @@ import numpy as np
 from molora_jax.engine import throughput
 from molora_jax.engine.fused import Counts, Plan
 from molora_jax.engine.simulate import Schedule, random_trace, simulate
-from molora_jax.engine.throughput import Routing, StepTimes
+from molora_jax.engine.throughput import BucketTime, Routing, StepTimes
+from molora_jax.typing import Float
 
 TOKENS = 2000
 """Committed on the virtual clock to judge thresholds that no closed form covers."""
 
 
-def step_times(plan: Plan, seconds: Sequence[float]) -> tuple[StepTimes, ...]:
-    """Of each run, from the seconds of each choice."""
-    measured = zip(plan.choices, seconds, strict=True)
-    rows = [(run, (bucket.rows, bucket.tokens, float(each))) for (run, bucket), each in measured]
+def step_times(plan: Plan, seconds: Float[np.ndarray, "P 3"], look: float = 0.0) -> tuple[StepTimes, ...]:
+    """Of each run, from those of each choice; `look` seconds more where the host looks after every run."""
+    measured = zip(plan.choices, np.asarray(seconds, float) + [look, 0, 0], strict=True)
+    rows = [(run, BucketTime(bucket.rows, bucket.tokens, *each.tolist())) for (run, bucket), each in measured]
     return tuple(StepTimes(tuple(bucket for own, bucket in rows if own == run)) for run in plan.runs)
 
 
@@ -32,25 +33,29 @@ def is_pair(routing: Routing) -> bool:
     return routing.moves[1][0] > 0.99 and routing.commits[0][1] < 0.01 and abs(routing.commits[1][0] - 1) < 0.01
 
 
-def predicted(routing: Routing, times: Sequence[StepTimes], thresholds: Sequence[int], requests: int) -> float:
-    """Tokens per second on one device with these thresholds."""
-    if is_pair(routing) and thresholds[0] == 1:
+def predicted(
+    routing: Routing, times: Sequence[StepTimes], thresholds: Sequence[int], requests: int, *, shared: bool = True
+) -> float:
+    """Tokens per second with these thresholds, on one device, or else on one for each run."""
+    if shared and is_pair(routing) and thresholds[0] == 1:
         return throughput.shared(routing.moves[0][1], times, min(thresholds[1], requests), requests)
-    schedule = Schedule(shared=True, thresholds=tuple(thresholds))
+    schedule = Schedule(shared=shared, thresholds=tuple(thresholds))
     traces = [random_trace(routing, seed) for seed in range(requests)]
     return simulate(traces, times, schedule, tokens=TOKENS).throughput
 
 
-def best(routing: Routing, times: Sequence[StepTimes], requests: int, edges: Sequence[int]) -> tuple[int, ...]:
-    """The thresholds with the highest predicted throughput on one device, among `edges`.
+def best(
+    routing: Routing, times: Sequence[StepTimes], requests: int, edges: Sequence[int], *, shared: bool = True
+) -> tuple[int, ...]:
+    """The thresholds with the highest predicted throughput, among `edges`.
 
     The quick model never waits; the others' thresholds are climbed one after another, the slowest first.
     """
     options = [edge for edge in edges if edge <= requests]
-    if is_pair(routing):
+    if shared and is_pair(routing):
         return 1, throughput.best_shared(routing.moves[0][1], times, requests, options)[0]
     chosen = [1] * len(times)
     for i in reversed(range(1, len(times))):
-        score = lambda b, i=i: predicted(routing, times, [*chosen[:i], b, *chosen[i + 1 :]], requests)
+        score = lambda b, i=i: predicted(routing, times, [*chosen[:i], b, *chosen[i + 1 :]], requests, shared=shared)
         chosen[i] = max(options, key=score)
     return tuple(chosen)

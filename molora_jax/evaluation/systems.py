@@ -69,28 +69,40 @@ def composed(name: str, found: Composition) -> System:
     return System(name=name, experts=found.experts, mixer=found.mixer, attention=found.attention)
 
 
-def answers(
-    model: Model, system: System, examples: Sequence[Example], *, rows: int = 64, length: int = 128
-) -> list[str]:
-    """What a system writes after each prompt, greedily, up to the end-of-text token or `length` tokens in all.
+class Answerer:
+    """A system on an engine: `answerer(examples)` is what it writes after each prompt, greedily.
 
     Args:
       rows: examples that run at once.
-
-    Raises:
-      UserError: a prompt that leaves no room.
+      length: most tokens of a prompt and its answer.
     """
-    experts = _experts(model, system)
-    engine = Engine(model.cfg, model.params, EngineConfig(max_rows=rows, max_length=length, block=length), experts)
-    prompts = [model.tokenizer.encode(example.prompt) for example in examples]
-    for example, prompt in zip(examples, prompts, strict=True):
-        if len(prompt) >= length:
-            raise UserError(f"{example.id}: got a prompt of {len(prompt)} tokens, expected fewer than {length}")
-    requests = [
-        Request(prompt=prompt, max_new_tokens=length - len(prompt), stops=model.tokenizer.eos, **how)
-        for prompt, how in zip(prompts, _choices(model, system, examples, prompts), strict=True)
-    ]
-    return [model.tokenizer.decode(event.tokens) for event in engine.run(requests)]
+
+    def __init__(self, model: Model, system: System, *, rows: int = 64, length: int = 128):
+        self.model, self.system = model, system
+        config = EngineConfig(max_rows=rows, max_length=length, block=length)
+        self.engine = Engine(model.cfg, model.params, config, _experts(model, system))
+
+    def __call__(self, examples: Sequence[Example]) -> list[str]:
+        """Answers end with the end-of-text token, or where there is no room for more.
+
+        Raises:
+          UserError: a prompt that leaves no room.
+        """
+        tokenizer, length = self.model.tokenizer, self.engine.config.max_length
+        prompts = [tokenizer.encode(example.prompt) for example in examples]
+        for example, prompt in zip(examples, prompts, strict=True):
+            if len(prompt) >= length:
+                raise UserError(f"{example.id}: got a prompt of {len(prompt)} tokens, expected fewer than {length}")
+        requests = [
+            Request(prompt=prompt, max_new_tokens=length - len(prompt), stops=tokenizer.eos, **how)
+            for prompt, how in zip(prompts, _choices(self.model, self.system, examples, prompts), strict=True)
+        ]
+        return [tokenizer.decode(event.tokens) for event in self.engine.run(requests)]
+
+
+def answers(model: Model, system: System, examples: Sequence[Example], **how) -> list[str]:
+    """What a system writes after each prompt; `how` is for `Answerer`."""
+    return Answerer(model, system, **how)(examples)
 
 
 def _experts(model: Model, system: System) -> Experts | None:
@@ -128,9 +140,4 @@ def classified(model: Model, classifier: PromptClassifier, prompts: Sequence[Seq
 
 def right(examples: Sequence[Example], written: Sequence[str]) -> Bool[np.ndarray, "n"]:
     """Which of the answers are, by each example's own verifier."""
-    found = np.zeros(len(examples), bool)
-    for task in {example.task for example in examples}:
-        at = [i for i, example in enumerate(examples) if example.task == task]
-        judge = registry.judge(examples[at[0]])
-        found[at] = judge.verify([examples[i].answer for i in at], [written[i] for i in at])
-    return found
+    return np.array(registry.verify(examples, written), bool)

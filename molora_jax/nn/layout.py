@@ -113,7 +113,7 @@ def ragged(
     """Lays `lengths[b]` tokens of row b, from position `starts[b]` on, one row after another into a list of `tokens`.
 
     Example: starts (5, 0), lengths (1, 3), tokens 6 gives rows 0 1 1 1 2 2 and positions 5 0 1 2 0 0;
-    with tile 2 the lanes are (0 -)(1 2)(3 -) and empty tiles to the static bound tokens/tile + B.
+    with tile 2 the lanes are (0 -)(1 2)(3 -) and empty tiles to the most that B rows can need, (tokens - B)/tile + B.
     The sum of `lengths` must not exceed `tokens`. Rows are in slots of their own numbers unless `slots` are given.
     """
     batch = starts.shape[0]
@@ -131,7 +131,8 @@ def ragged(
     tiles_of_row = -(-lengths // tile)
     tile_ends = jnp.cumsum(tiles_of_row)
     tile_of_token = (tile_ends - tiles_of_row)[row] + nth // tile
-    tiles = tokens if tile == 1 else tokens // tile + batch
+    most = min(batch, tokens)  # rows, each of which may end in a tile that is not full
+    tiles = tokens if tile == 1 else most + (tokens - most) // tile
     lane_of_token = jnp.where(real, tile_of_token * tile + nth % tile, 0)
     lanes = jnp.full((tiles * tile,), tokens, jnp.int32)
     lanes = lanes.at[jnp.where(real, lane_of_token, NOWHERE)].set(flat, mode="drop")

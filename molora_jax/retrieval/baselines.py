@@ -5,6 +5,7 @@ Transformer, a GRU, an MLP or nothing in Mamba's place, are mixers of `mara.Mara
 """
 
 import collections
+import logging
 import math
 import re
 import zlib
@@ -44,6 +45,7 @@ def bm25(question: Question, *, k1: float = 1.5, b: float = 0.75) -> Float[np.nd
         import bm25s
     except ImportError:
         raise UserError("bm25: got no package bm25s, expected it; pip install 'molora_jax[retrieval]'") from None
+    logging.getLogger("bm25s").setLevel(logging.WARNING)  # it tells of every index
     texts, query = documents(question), words(question.question)
     known = set().union(*texts)
     if not known.intersection(query):

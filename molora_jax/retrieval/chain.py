@@ -104,7 +104,14 @@ def _descending(scores: np.ndarray) -> np.ndarray:
 
 
 def embedded(
-    cfg: MaraConfig, params: Params, segments: Float[Array, "B G D"], valid: Bool[Array, "B G"], *, passes: int
+    cfg: MaraConfig,
+    params: Params,
+    segments: Float[Array, "B G D"],
+    valid: Bool[Array, "B G"],
+    *,
+    passes: int,
+    channels: Float[Array, "B G F"] | None = None,
+    links: Float[Array, "B G G C"] | None = None,
 ) -> tuple[Scores, Int[Array, "B P"]]:
     """A chain over segments that are encoded once: an anchor changes the mixer's state, not the encoding; pure.
 
@@ -116,7 +123,7 @@ def embedded(
     """
 
     def step(anchors, k):
-        scores = mara.score(cfg, params, segments, valid, anchors[:, :-1])
+        scores = mara.score(cfg, params, segments, valid, anchors[:, :-1], channels=channels, links=links)
         taken = jnp.any(anchors[:, :, None] == jnp.arange(segments.shape[1]), axis=1)
         left = jnp.where(taken, -jnp.inf, scores.local)
         pick = jnp.where(jnp.max(left, axis=1) > -jnp.inf, jnp.argmax(left, axis=1), -1)

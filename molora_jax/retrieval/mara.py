@@ -1,8 +1,8 @@
 """MaRA's router: scores segments by a state-space model over their encodings from the first layers of a backbone.
 
 The published system (Dokme & Heck 2026, as in its released code) with its defaults; in addition any number of
-candidates, mixers that read in both directions or in no order, and anchors that enter the mixer instead of being
-encoded again.
+candidates, mixers that read in both directions or in no order, anchors that enter the mixer instead of being
+encoded again, and channels beside the encodings (`channels`).
 """
 
 import dataclasses
@@ -40,6 +40,9 @@ class MaraConfig:
       states, taps, expand: of the Mamba blocks.
       slots: candidates that the auxiliary global head has an output for; 0 is no such head, as order-free mixers want.
       chained: has a mark for anchors, which `score` then takes.
+      channels: F, inputs of a segment beside its encoding.
+      links: C, inputs of a pair of an anchor and a segment; the router must be `chained`.
+      standard: shifts and scales the encodings, each feature by itself; by nothing until `standardised` says by what.
     """
 
     encoding: int
@@ -53,6 +56,9 @@ class MaraConfig:
     expand: int = 2
     slots: int = 20
     chained: bool = False
+    channels: int = 0
+    links: int = 0
+    standard: bool = False
 
     def __post_init__(self):
         if self.pooling not in POOLINGS:
@@ -61,6 +67,8 @@ class MaraConfig:
             raise UserError(f"mara: got mixer {self.mixer!r}, expected one of {', '.join(mixers.KINDS)}")
         if self.slots and self.mixer in mixers.ORDER_FREE:
             raise UserError(f"mara: got {self.slots} slots with the order-free mixer {self.mixer}, expected slots=0")
+        if self.links and not self.chained:
+            raise UserError("mara: got links for a router without anchors, expected chained=True")
         if self.mixer == "transformer" and self.width % mixers.HEADS:
             raise UserError(f"mara: got width {self.width}, expected a multiple of the transformer's {mixers.HEADS}")
 
@@ -91,6 +99,13 @@ class Router(nnx.Module):
             self.slots = nnx.Dict(weight=weight, bias=bias)
         if cfg.chained:
             self.anchor = nnx.Param(xavier(1, cfg.width)[0])
+        if cfg.standard:
+            shift, scale = nnx.Param(jnp.zeros(cfg.encoding, dtype)), nnx.Param(jnp.ones(cfg.encoding, dtype))
+            self.standard = nnx.Dict(shift=shift, scale=scale)
+        for name in ("channels", "links"):
+            if count := getattr(cfg, name):
+                mixed, direct = nnx.Param(xavier(cfg.width, count)), nnx.Param(jnp.zeros(count, dtype))
+                setattr(self, name, nnx.Dict(weight=mixed, direct=direct))
 
     def __call__(self, segments: Float[Array, "B G D"], valid: Bool[Array, "B G"] | None = None):
         """Scores of pooled segments, for a notebook; programs use `init` and `score`."""
@@ -100,6 +115,12 @@ class Router(nnx.Module):
 def init(cfg: MaraConfig, seed: int = 0, dtype=jnp.float32) -> Params:
     """Random parameters."""
     return jax.jit(lambda: nnx.to_pure_dict(nnx.state(Router(cfg, rngs=nnx.Rngs(seed), dtype=dtype), nnx.Param)))()
+
+
+def standardised(params: Params, encodings: Float[Array, "N D"]) -> Params:
+    """The parameters with shifts and scales by which these encodings have mean 0 and variance 1."""
+    spread = jnp.std(encodings, axis=0)
+    return params | {"standard": dict(shift=jnp.mean(encodings, axis=0), scale=1 / jnp.maximum(spread, 1e-6))}
 
 
 def abstract(cfg: MaraConfig) -> Params:
@@ -146,45 +167,77 @@ def score(
     segments: Float[Array, "B G D"],
     valid: Bool[Array, "B G"] | None = None,
     anchors: Int[Array, "B A"] | None = None,
+    *,
+    channels: Float[Array, "B G F"] | None = None,
+    links: Float[Array, "B G G C"] | None = None,
 ) -> Scores:
     """Scores of segments from their encodings, in fp32 (or wider); pure, and pads change nothing.
 
-    z_t = P e_t; s = mixer(z_a1 + m, …, z_aA + m, z_1, …, z_G) with the mark m of anchors; local_t = w · s_t + b.
+    z_t = P e_t + Q c_t; s = mixer(z_a1 + m, …, z_aA + m, z_1 + R l_1, …, z_G + R l_G) with the mark m of anchors;
+    local_t = w · s_t + b + u · c_t + v · l_t, where c_t are the channels of t and l_t = max_a links[a, t] over the
+    anchors, each link by itself, or 0.
 
     Args:
       segments: what `pool` makes.
       valid: false at pads, wherever they lie; None is all.
       anchors: indices of the segments picked so far, in that order, -1 for none; the router must be `chained`.
+      channels, links: what the router was made for.
 
     Raises:
-      UserError: anchors for a router without a mark for them, or more segments than slots.
+      UserError: anchors for a router without a mark for them, more segments than slots, or channels or links of
+        another number than the router's.
     """
     batch, count, _ = segments.shape
     if anchors is not None and not cfg.chained:
         raise UserError("mara: got anchors for a router that has no mark for them, expected chained=True")
     if cfg.slots and count > cfg.slots:
         raise UserError(f"mara: got {count} segments, expected at most the {cfg.slots} of the global head")
+    for name, given in dict(channels=channels, links=links).items():
+        if (0 if given is None else given.shape[-1]) != getattr(cfg, name):
+            got = "none" if given is None else given.shape[-1]
+            raise UserError(f"mara: got {got} of {name}, expected the router's {getattr(cfg, name)}")
     valid = jnp.ones((batch, count), bool) if valid is None else jnp.asarray(valid)
-    x = jnp.where(valid[:, :, None], segments, 0).astype(jnp.promote_types(segments.dtype, jnp.float32))
+    x = segments.astype(jnp.promote_types(segments.dtype, jnp.float32))
+    if cfg.standard:
+        x = (x - params["standard"]["shift"]) * params["standard"]["scale"]
+    x = jnp.where(valid[:, :, None], x, 0)
+    anchors = jnp.zeros((batch, 0), jnp.int32) if anchors is None else anchors
     z = jnp.einsum("bgd,wd->bgw", x, params["proj"].astype(x.dtype))
+    beside = {}
+    if channels is not None:
+        beside["channels"] = jnp.where(valid[:, :, None], channels, 0).astype(x.dtype)
+        z = z + beside["channels"] @ params["channels"]["weight"].T
     first = z @ params["first"] if cfg.mixer == "sorted" else None
-    s = z
-    if cfg.layers:
-        anchors = jnp.zeros((batch, 0), jnp.int32) if anchors is None else anchors
-        s = _mix(cfg, params, z, valid, anchors, first)
+    moved = z
+    if links is not None:
+        beside["links"] = _linked(links.astype(x.dtype), anchors)
+        moved = z + beside["links"] @ params["links"]["weight"].T
+    s = _mix(cfg, params, z, moved, valid, anchors, first) if cfg.layers else moved
     local = s @ params["local"]["weight"] + params["local"]["bias"]
     local = local if first is None else local + first
+    local = sum((value @ params[name]["direct"] for name, value in beside.items()), local)
     local = jnp.where(valid, local, -jnp.inf)
     return Scores(local, _slots(params["slots"], s, valid) if cfg.slots else None)
 
 
-def _mix(cfg: MaraConfig, params: Params, z, valid, anchors, first) -> Float[Array, "B G W"]:
-    """The candidates' states after the anchors were read."""
+def _linked(links: Float[Array, "B G G C"], anchors: Int[Array, "B A"]) -> Float[Array, "B G C"]:
+    """The strongest link of each kind that any anchor has to a segment; 0 without anchors."""
+    if not anchors.shape[1]:
+        return jnp.zeros((links.shape[0], *links.shape[2:]), links.dtype)
+    own = jnp.take_along_axis(links, jnp.maximum(anchors, 0)[:, :, None, None], axis=1)
+    own = jnp.where((anchors >= 0)[:, :, None, None], own, -jnp.inf)
+    return jnp.where(jnp.any(anchors >= 0, axis=1)[:, None, None], jnp.max(own, axis=1), 0)
+
+
+def _mix(cfg: MaraConfig, params: Params, z, candidates, valid, anchors, first) -> Float[Array, "B G W"]:
+    """The candidates' states after the anchors, as they are in z, were read."""
+    real = valid
     if first is not None:
         order = jnp.argsort(jnp.where(valid, -first, jnp.inf), axis=1)
-        candidates, real = jnp.take_along_axis(z, order[:, :, None], axis=1), jnp.take_along_axis(valid, order, axis=1)
-    else:
-        candidates, real = z, valid
+        candidates, real = (
+            jnp.take_along_axis(candidates, order[:, :, None], axis=1),
+            jnp.take_along_axis(valid, order, axis=1),
+        )
     taken = jnp.take_along_axis(z, jnp.maximum(anchors, 0)[:, :, None], axis=1)
     taken = taken + params["anchor"] if cfg.chained else taken
     x = jnp.concatenate([taken, candidates], axis=1)

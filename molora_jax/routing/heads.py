@@ -113,6 +113,17 @@ def score(
     What it is the probability of is the method's: that the token needs the large model (`r2r`, Co-LLM), or that the
     small one will do (CITER). Only `r2r` takes the embedding of the sampled token and the sorted raw top-k logits.
     """
+    return jax.nn.sigmoid(logit(cfg, params, hidden, embedding, top_logits))
+
+
+def logit(
+    cfg: HeadConfig,
+    params: Params,
+    hidden: Float[Array, "D"],
+    embedding: Float[Array, "D"] | None = None,
+    top_logits: Float[Array, "k"] | None = None,
+) -> Float[Array, ""]:
+    """The head's output before the σ of `score`: what a loss needs to stay exact where the probability is 0 or 1."""
     x = hidden.astype(jnp.promote_types(hidden.dtype, jnp.float32))
     if cfg.kind == "r2r":
         x = jnp.concatenate([x, embedding.astype(x.dtype), _affine(params["logits"], top_logits.astype(x.dtype))])
@@ -122,7 +133,7 @@ def score(
         x = _norm(params["norm"], x)
     elif cfg.kind == "mlp":
         x = jax.nn.relu(_affine(params["inner"], jax.nn.relu(_affine(params["input"], x))))
-    return jax.nn.sigmoid(_affine(params["output"], x)[0])
+    return _affine(params["output"], x)[0]
 
 
 def _affine(params: Params, x: Float[Array, "D"]) -> Float[Array, "F"]:

@@ -17,21 +17,21 @@ def load(
     dtype: str | None = None,
     stacked: bool | None = None,
 ) -> list[Model]:
-    """The models from the quickest to the slowest, all of one vocabulary.
+    """The models from the quickest to the slowest.
 
     Args:
       model: the slowest, alone or with `drop_layers`; else `names` are all of them.
       drop_layers: a quicker model for each: `model` without the layers "FIRST-LAST", or "FIRST-LAST+FIRST-LAST".
 
     Raises:
-      UserError: a flag that reads otherwise, a model that cannot be read, or tokenizers that differ.
+      UserError: a flag that reads otherwise, or a model that cannot be read.
     """
     if (model is None) == (not names) or (names and drop_layers):
         raise UserError(
             "models: got --model and --models, or neither, expected --model with --drop_layers, or --models"
         )
     if names:
-        return _one_vocabulary([models.load(name, dtype=dtype, stacked=stacked) for name in names], names)
+        return [models.load(name, dtype=dtype, stacked=stacked) for name in names]
     left_out = [cuts(each) for each in drop_layers]
     full = models.load(model, dtype=dtype, stacked=stacked)
     return [*(_shallow(full, each) for each in left_out), full]
@@ -52,13 +52,7 @@ def _shallow(full: Model, left_out: list[tuple[int, int]]) -> Model:
     return Model(cfg, params, full.tokenizer)
 
 
-def _one_vocabulary(found: list[Model], names: Sequence[str]) -> list[Model]:
+def one_tokenizer(found: Sequence[Model]) -> bool:
+    """Whether all models have the same tokens; the sizes of their tables may differ."""
     words = [model.tokenizer.backend.get_vocab(with_added_tokens=True) for model in found]
-    for name, own in zip(names, words, strict=True):
-        if own != words[-1]:
-            differ = len(own.items() ^ words[-1].items())
-            raise UserError(
-                f"models: got {differ} tokens in which {name} and {names[-1]} differ, expected one tokenizer for all: "
-                "routed models write one text together"
-            )
-    return found
+    return all(own == words[-1] for own in words)

@@ -38,6 +38,7 @@ from molora_jax.routing.programs.speculative import Speculative
 from molora_jax.routing.programs.speculative_cascade import SpeculativeCascade
 from molora_jax.routing.programs.speculative_thinking import AFFIRM, REFLECT, VERIFY, SpeculativeThinking
 from molora_jax.routing.programs.token_adapters import TokenAdapters
+from molora_jax.serving.fleet import one_tokenizer
 from molora_jax.text import lexicon
 from molora_jax.typing import Params
 
@@ -47,6 +48,12 @@ CUES = {
     **dict.fromkeys(("check", "verify", "recap", "confirm", "again"), VERIFY),
 }
 """Words that may begin a step of thought, after the lists of Speculative Thinking (§3)."""
+
+ANY_TOKENIZER = (
+    *("bernoulli", "citer", "co-llm", "critical-tokens", "deferral-entropy", "deferral-margin", "deferral-max-prob"),
+    *("model-ensemble", "r-stitch", "r2r", "session-cascade", "single"),
+)
+"""Programs for models of any tokenizers."""
 
 GRADE = "\n\nHow useful is the last step, from 0 (useless) to 9 (perfect)? The grade is \\boxed{"
 REWARD = "\n\nIs the last step right (+) or wrong (-)? The verdict is \\boxed{"
@@ -128,6 +135,11 @@ def build(name: str, models: Sequence[Model], options: Options) -> Routing:
     """
     if name not in PROGRAMS:
         raise UserError(f"program: got {name!r}, expected one of {', '.join(PROGRAMS)}")
+    if name not in ANY_TOKENIZER and not one_tokenizer(models):
+        raise UserError(
+            f"program: got {name} for models of several tokenizers, expected one that looks at no tokens of one "
+            f"vocabulary: {', '.join(ANY_TOKENIZER)}"
+        )
     routing = PROGRAMS[name](_Site(models, options))
     program = routing.program
     takes = dict(

@@ -9,22 +9,26 @@ from collections.abc import Sequence
 from typing import TextIO
 
 import jax
+import jax.numpy as jnp
 import tqdm
 
 from molora_jax.checkpoints.model import Model
 from molora_jax.compilation import counted
 from molora_jax.config import UserError
-from molora_jax.engine import routed
+from molora_jax.engine import routed, translating
 from molora_jax.engine.experts import Experts
-from molora_jax.engine.request import EngineConfig, Request
+from molora_jax.engine.request import EngineConfig, Rendering, Request
 from molora_jax.engine.routed import RoutedEngine
+from molora_jax.engine.translating import TranslatingEngine
 from molora_jax.routing.program import SMALL
 from molora_jax.serving import threshold
+from molora_jax.serving.fleet import one_tokenizer
 from molora_jax.serving.programs import Routing
 from molora_jax.serving.prompts import Prompt
 from molora_jax.serving.provenance import Provenance
 from molora_jax.serving.terminal import encode, open_lines, say
 from molora_jax.serving.text import TextEngine
+from molora_jax.text.spelling import Interpreter
 
 CHUNK = 16
 """Tokens of one request that a model reads at once: a hand-off brings few, and a prompt is read once."""
@@ -38,14 +42,24 @@ def new_engine(
     rows: int,
     max_length: int,
     experts: Experts | None = None,
-) -> RoutedEngine:
-    """An engine for `requests`, at most `rows` at once, compiled; `experts` are those of a model that is alone."""
+) -> RoutedEngine | TranslatingEngine:
+    """An engine for `requests`, at most `rows` at once, compiled; `experts` are those of a model that is alone.
+
+    Models of different tokenizers run each in a thread, and hand over text.
+
+    Raises:
+      UserError: a program that needs one vocabulary, for such models.
+    """
     rows = min(rows, len(requests))
     room = min(max_length, *(model.cfg.max_positions for model in models))
-    length = min(max(len(each.prompt) + each.max_new_tokens for each in requests), room)
-    config = EngineConfig(max_rows=rows, max_length=length, prefill_chunk=CHUNK * rows)
     fleet = [routed.Model(model.cfg, model.params, experts and experts.adapters) for model in models]
-    engine = RoutedEngine(fleet, routing.program, routing.params, config, entropy=True)
+    if one_tokenizer(models):
+        length = min(max(len(each.prompt) + each.max_new_tokens for each in requests), room)
+        config = EngineConfig(max_rows=rows, max_length=length, prefill_chunk=CHUNK * rows)
+        engine = RoutedEngine(fleet, routing.program, routing.params, config, entropy=True)
+    else:
+        config = EngineConfig(max_rows=rows, max_length=room, prefill_chunk=CHUNK * rows)
+        engine = translated(models, fleet, routing, config)
     with counted() as warm_up:
         engine.warm_up(functools.partial(tqdm.tqdm, desc="compiling", file=sys.stderr, leave=False))
     memory = f"KV {engine.kv_bytes / 2**20:.0f} MiB, {warm_up.programs} programs ready in {warm_up.seconds:.1f} s"
@@ -53,10 +67,23 @@ def new_engine(
     return engine
 
 
+def translated(
+    models: Sequence[Model], fleet: Sequence[routed.Model], routing: Routing, config: EngineConfig
+) -> TranslatingEngine:
+    """Its threads end with it."""
+    own = Interpreter([model.tokenizer for model in models])
+    tables = [jnp.asarray(each.transitions) for each in own.spellings]
+    texts = dict(interpreter=own, vocabs=[each.vocab for each in own.spellings], transitions=tables)
+    return translating.in_threads(fleet, routing.program, routing.params, config, **texts, entropy=True)
+
+
 def ask(models: Sequence[Model], prompts: Sequence[Prompt], template: Request, routing: Routing) -> list[Request]:
     """The requests that prompts become; prompt i has the template's seed + i, and all have the program's knobs."""
     same = dict(knobs=dict(routing.knobs), stops=models[-1].tokenizer.eos)
     own = lambda i, prompt: dict(prompt=encode(models[-1], prompt), seed=template.seed + i)
+    if not one_tokenizer(models):
+        render = lambda prompt: tuple(Rendering(encode(model, prompt), model.tokenizer.eos) for model in models)
+        own = lambda i, prompt: dict(renderings=render(prompt), seed=template.seed + i)
     return [dataclasses.replace(template, **own(i, prompt), **same) for i, prompt in enumerate(prompts)]
 
 
@@ -77,13 +104,15 @@ def read_trace(models: Sequence[Model], prompts: Sequence[Prompt], file: str) ->
 
 
 def calibrated(
-    engine: RoutedEngine, requests: Sequence[Request], measured: Sequence[Request], share: float
+    engine: RoutedEngine | TranslatingEngine, requests: Sequence[Request], measured: Sequence[Request], share: float
 ) -> list[Request]:
     """`requests` with the threshold that gives the large model `share` of the tokens of `measured`; it is told.
 
     Raises:
-      UserError: see `threshold.choose`.
+      UserError: models of several tokenizers; see `threshold.choose`.
     """
+    if not isinstance(engine, RoutedEngine):
+        raise UserError("share: got models of several tokenizers, expected one tokenizer: set --knob=threshold=…")
     chosen = threshold.choose(engine, measured, share)
     answers = f"{len(measured)} answer{'s' * (len(measured) > 1)}"
     say(f"threshold {chosen.threshold:.6g}: with it the large model wrote {chosen.share:.1%} of {answers}")
@@ -104,7 +133,7 @@ class _Answer:
 
 
 def generate(
-    engine: RoutedEngine,
+    engine: RoutedEngine | TranslatingEngine,
     models: Sequence[Model],
     prompts: Sequence[Prompt],
     requests: Sequence[Request],
@@ -124,7 +153,8 @@ def generate(
     Raises:
       UserError: a request that cannot run; what had ended by then is in `output`.
     """
-    texts = TextEngine(engine, models[-1].tokenizer)
+    own = None if one_tokenizer(models) else Interpreter([model.tokenizer for model in models])
+    texts = TextEngine(engine, models[-1].tokenizer, own)
     with open_lines(output) as sink:
         numbers = [texts.submit(request, stop_strings) for request in requests]
         answers = {number: _Answer(prompt) for number, prompt in zip(numbers, prompts, strict=True)}

@@ -9,6 +9,7 @@ from molora_jax.adapters.mixtures.classifier import PromptClassifier
 from molora_jax.adapters.spec import BankSpec
 from molora_jax.checkpoints import composition, peft
 from molora_jax.checkpoints.model import Model
+from molora_jax.checkpoints.resolve import part
 from molora_jax.config import UserError
 from molora_jax.engine.experts import Experts
 
@@ -46,7 +47,7 @@ def load(
     found = read(model, adapters)
     names = [adapter.name for adapter in found]
     slots = len(found) if router else min(slots, len(found))
-    composed = composition.load(router, model, found) if router else None
+    composed = composition.load(part(router), model, found) if router else None
     shared = composed and composed.attention
     library = Library(BankSpec.holding(found, slots=slots, dtype=_dtype(model)), model.params, shared=shared)
     for adapter in found:
@@ -63,7 +64,7 @@ def read(model: Model, adapters: Sequence[str]) -> list[Adapter]:
     """The adapters of "name=folder" items, each told on standard error."""
     found = []
     for name, folder in pairs("adapters", adapters, "name=folder"):
-        adapter, report = peft.load(folder, model.cfg, name=name)
+        adapter, report = peft.load(part(folder), model.cfg, name=name)
         print(f"{name}: {str(report).splitlines()[0]}", file=sys.stderr)
         found.append(adapter)
     if "base" in (names := [adapter.name for adapter in found]):

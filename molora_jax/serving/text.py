@@ -5,6 +5,8 @@ import dataclasses
 from molora_jax.engine.engine import Engine
 from molora_jax.engine.request import Event, Request
 from molora_jax.engine.routed import RoutedEngine
+from molora_jax.engine.translating import TranslatingEngine
+from molora_jax.text.spelling import Interpreter, SpelledTokens
 from molora_jax.text.stream import TextStream
 from molora_jax.text.tokenizer import Tokenizer
 
@@ -37,8 +39,14 @@ class Piece:
 class TextEngine:
     """Turns the events of an engine into text, and ends requests at their stop strings."""
 
-    def __init__(self, engine: Engine | RoutedEngine, tokenizer: Tokenizer):
-        self.engine, self.tokenizer = engine, tokenizer
+    def __init__(
+        self,
+        engine: Engine | RoutedEngine | TranslatingEngine,
+        tokenizer: Tokenizer,
+        interpreter: Interpreter | None = None,
+    ):
+        """With an `interpreter`, every token is one of its writer's tokenizer."""
+        self.engine, self.tokenizer, self.interpreter = engine, tokenizer, interpreter
         self._streams: dict[int, TextStream] = {}
 
     @property
@@ -46,10 +54,14 @@ class TextEngine:
         return self.engine.busy
 
     def submit(self, request: Request, stop_strings: tuple[str, ...] = ()) -> int:
-        """Queues a request; the model's own end tokens are added to its stops."""
-        stream = TextStream(self.tokenizer, stop_strings)
-        stops = tuple(dict.fromkeys((*request.stops, *self.tokenizer.eos)))
-        number = self.engine.submit(dataclasses.replace(request, stops=stops))
+        """Queues a request; the model's own end tokens are added to its stops, where it has one tokenizer."""
+        if self.interpreter is None:
+            stream = TextStream(self.tokenizer, stop_strings)
+            stops = tuple(dict.fromkeys((*request.stops, *self.tokenizer.eos)))
+            request = dataclasses.replace(request, stops=stops)
+        else:
+            stream = TextStream(SpelledTokens(self.interpreter.spellings), stop_strings)
+        number = self.engine.submit(request)
         self._streams[number] = stream
         return number
 
@@ -60,7 +72,8 @@ class TextEngine:
     def _piece(self, event: Event) -> Piece:
         stream, finished = self._streams[event.request], event.finished
         ended_by_token = finished == "stop"
-        parts = [stream.push(token) for token in (event.tokens[:-1] if ended_by_token else event.tokens)]
+        given = event.tokens if self.interpreter is None else list(zip(event.writers, event.tokens, strict=True))
+        parts = [stream.push(token) for token in (given[:-1] if ended_by_token else given)]
         if ended_by_token:
             parts.append("")
         if stream.stopped:

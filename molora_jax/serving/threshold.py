@@ -24,12 +24,15 @@ STEP = 64
 """Sequences are padded to a multiple of it, so that few programs are compiled."""
 
 
-def choose(engine: RoutedEngine, requests: Sequence[Request], share: float) -> Calibration:
+def choose(engine: RoutedEngine, requests: Sequence[Request], share: float, *, close: float = CLOSE) -> Calibration:
     """The threshold at which the large model writes nearly `share` of the tokens of `requests`, and what it wrote.
 
     The first one comes from the router's scores of the small model's own answers. But after a token of the large model
     the small one is in a text that it would not have written, and its scores are others; so the requests are run with
     that threshold, what came of them is scored anew, and so on, by bisection where that leads astray.
+
+    Args:
+      close: how near to the wanted share is near enough; after `ROUNDS` thresholds the nearest is taken.
 
     Raises:
       UserError: a program that does not compare each token of the small model with one threshold, or a bad share.
@@ -57,7 +60,7 @@ def choose(engine: RoutedEngine, requests: Sequence[Request], share: float) -> C
             value = float(between[between.size // 2])
         texts, realised = _run(engine, requests, sign * value)
         tried.append(Calibration(sign * value, realised))
-        if abs(realised - share) <= CLOSE:
+        if abs(realised - share) <= close:
             break
         low, high = (value, high) if realised > share else (low, value)
     return min(tried, key=lambda each: abs(each.share - share))

@@ -1,9 +1,18 @@
 """Text of a growing list of tokens, piece by piece."""
 
 import codecs
+from typing import Any, Protocol
 
 from molora_jax.config import UserError
 from molora_jax.text.tokenizer import Tokenizer
+
+
+class Decoder(Protocol):
+    """What turns tokens into text one by one; `flush` gives what is left of the last."""
+
+    def push(self, token: Any) -> str: ...
+
+    def flush(self) -> str: ...
 
 
 class TextStream:
@@ -17,18 +26,20 @@ class TextStream:
       stopped: a stop string was met; nothing comes after it.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...] = ()):
+    def __init__(self, tokenizer: Tokenizer | Decoder, stop: tuple[str, ...] = ()):
         if isinstance(stop, str) or not all(isinstance(s, str) and s for s in stop):
             raise UserError(f"stream: got stop={stop!r:.80}, expected a tuple of strings that are not empty")
         self.stopped = False
         self._stops = tuple(stop)
         self._longest = max(map(len, self._stops), default=0)
         self._held = ""
-        self._pieces = _Bytes(tokenizer) if _is_byte_level(tokenizer) else _Window(tokenizer)
+        if isinstance(tokenizer, Tokenizer):
+            tokenizer = _Bytes(tokenizer) if is_byte_level(tokenizer) else _Window(tokenizer)
+        self._pieces = tokenizer
 
-    def push(self, token: int) -> str:
-        """The text that this token makes final; often empty."""
-        return "" if self.stopped else self._release(self._pieces.push(int(token)))
+    def push(self, token: Any) -> str:
+        """The text that this token makes final; often empty. What a token is, is for the decoder to say."""
+        return "" if self.stopped else self._release(self._pieces.push(token))
 
     def flush(self) -> str:
         """The text still held back, once no token follows."""
@@ -63,8 +74,9 @@ class _Bytes:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token: int) -> str:
+        token = int(token)
         text = None if token in self._tokenizer.special else self._tokenizer.backend.id_to_token(token)
-        return "" if text is None else self._utf8.decode(_token_bytes(text))
+        return "" if text is None else self._utf8.decode(token_bytes(text))
 
     def flush(self) -> str:
         return self._utf8.decode(b"", final=True)
@@ -84,11 +96,12 @@ class _Window:
         self._run: list[int] = []
 
     def push(self, token: int) -> str:
+        token = int(token)
         text = None if token in self._tokenizer.special else self._tokenizer.backend.id_to_token(token)
         if text is None:
             return ""
         self._run.append(token)
-        return "" if self._falls_back and _is_byte(text) else self.flush()
+        return "" if self._falls_back and is_byte(text) else self.flush()
 
     def flush(self) -> str:
         known = self._tokenizer.decode(self._before)
@@ -97,11 +110,11 @@ class _Window:
         return piece
 
 
-def _is_byte_level(tokenizer: Tokenizer) -> bool:
+def is_byte_level(tokenizer: Tokenizer) -> bool:
     return "ByteLevel(" in str(tokenizer.backend.decoder)
 
 
-def _is_byte(text: str) -> bool:
+def is_byte(text: str) -> bool:
     return len(text) == 6 and text.startswith("<0x") and text.endswith(">")
 
 
@@ -115,7 +128,7 @@ def _alphabet() -> dict[str, int]:
 _BYTE_OF = _alphabet()
 
 
-def _token_bytes(text: str) -> bytes:
+def token_bytes(text: str) -> bytes:
     """Bytes of a token; one with a character outside the alphabet was added as plain text."""
     if all(char in _BYTE_OF for char in text):
         return bytes(_BYTE_OF[char] for char in text)

@@ -25,6 +25,7 @@ from molora_jax.training.mixture import MixtureConfig
 from molora_jax.training.optimiser import OptimiserConfig, Schedule
 from molora_jax.training.owned import OwnedBatches, owned
 from molora_jax.training.partition import Leaves
+from molora_jax.training.settings import FREE
 from molora_jax.training.step import Trainer
 
 
@@ -68,6 +69,11 @@ class ComposeConfig:
         if self.dtype is not None and self.dtype not in DTYPES:
             raise UserError(f"compose: got dtype {self.dtype!r}, expected one of {', '.join(DTYPES)}")
         self.falls()
+
+    @property
+    def free(self) -> tuple[str, ...]:
+        """What may change when it is resumed; more steps only lengthen a run at a constant rate."""
+        return (*FREE, "steps") if self.schedule == "constant" else FREE
 
     def falls(self) -> Schedule:
         """The schedule of all rates."""

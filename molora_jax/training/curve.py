@@ -1,4 +1,4 @@
-"""The loss curve of a run, from the lines that its log wrote."""
+"""The curves of a run, from the lines that its log wrote."""
 
 import json
 import sys
@@ -16,7 +16,22 @@ def values(folder: Path, name: str) -> tuple[list[int], list[float]]:
 
 def draw(folder: Path, title: str) -> Path | None:
     """Writes `loss.png`, the training and the held-out loss by step; None, and a line, without matplotlib."""
-    path = folder / "loss.png"
+    lines = {"training, one batch": ("loss", {}), "held out": ("eval_loss", dict(marker="o"))}
+    return _drawn(folder, folder / "loss.png", lines, title, "loss a token (nats)")
+
+
+def rewards(folder: Path, title: str) -> Path | None:
+    """Writes `reward.png`, of a run of reinforcement; likewise."""
+    lines = {
+        "reward of the rollouts": ("reward", {}),
+        "share of them that is right": ("accuracy", {}),
+        "share right of the problems, greedy": ("eval_accuracy", dict(marker="o")),
+        "share right of the problems, sampled": ("eval_sampled", dict(marker="s")),
+    }
+    return _drawn(folder, folder / "reward.png", lines, title, "reward, share")
+
+
+def _drawn(folder: Path, path: Path, lines: dict[str, tuple[str, dict]], title: str, label: str) -> Path | None:
     try:
         from matplotlib.figure import Figure  # only here: it is optional
     except ImportError:
@@ -24,9 +39,9 @@ def draw(folder: Path, title: str) -> Path | None:
         return None
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
-    axes.plot(*values(folder, "loss"), linewidth=1, label="training, one batch")
-    axes.plot(*values(folder, "eval_loss"), marker="o", label="held out")
-    axes.set(xlabel="step", ylabel="loss a token (nats)", title=title)
+    for text, (name, how) in lines.items():
+        axes.plot(*values(folder, name), **(dict(linewidth=1) | how), label=text)
+    axes.set(xlabel="step", ylabel=label, title=title)
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=120)

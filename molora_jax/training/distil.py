@@ -86,7 +86,7 @@ def traces(
     written = [tokenizer.decode(_without_end(event, tokenizer)) for event in events]
     drawn = [example for example in examples for _ in range(config.samples)]
     tallies = {task: Tally() for task in sorted({example.task for example in examples})}
-    right = _verified(drawn, written)
+    right = registry.verify(drawn, written)
     found: dict[str, list[Example]] = {}
     for example, event, text, correct in zip(drawn, events, written, right, strict=True):
         reason = _fault(example, event, text, correct)
@@ -116,19 +116,6 @@ def _without_end(event: Event, tokenizer: Tokenizer) -> list[int]:
     """The tokens that are text: a trace gets its end-of-text token when it is trained on."""
     ended = event.finished == "stop" and event.tokens and event.tokens[-1] in tokenizer.eos
     return event.tokens[:-1] if ended else event.tokens
-
-
-def _verified(examples: Sequence[Example], written: Sequence[str]) -> list[bool]:
-    """Whether each answer is right; all of one task at once, for slow verifiers share their workers."""
-    right = [False] * len(examples)
-    for task in {example.task for example in examples}:
-        at = [i for i, example in enumerate(examples) if example.task == task]
-        judge = registry.judge(examples[at[0]])
-        for i, correct in zip(
-            at, judge.verify([examples[i].answer for i in at], [written[i] for i in at]), strict=True
-        ):
-            right[i] = correct
-    return right
 
 
 def _fault(example: Example, event: Event, text: str, correct: bool) -> str | None:

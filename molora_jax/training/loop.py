@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -20,16 +20,28 @@ from molora_jax.training.step import Metrics, State, Trainer
 Evaluate = Callable[[State], Mapping[str, float]]
 
 
-class Batches(Protocol):
-    """An endless iterator that knows where it is."""
-
-    def __next__(self) -> Batch: ...
+class Position(Protocol):
+    """What knows where in its data it is."""
 
     def get_state(self) -> Any:
         """Where the next batch comes from: a JSON value, or bytes."""
 
     def set_state(self, state: Any) -> None:
         """Goes there."""
+
+
+class Batches(Position, Protocol):
+    """An endless iterator that knows where it is."""
+
+    def __next__(self) -> Batch: ...
+
+
+@runtime_checkable
+class Draws(Position, Protocol):
+    """Batches that depend on what is trained, as a policy's own rollouts do."""
+
+    def draw(self, state: State) -> Batch:
+        """The batch of the step that follows `state`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,7 +73,7 @@ class LoopConfig:
 
 def run(
     trainer: Trainer,
-    batches: Batches,
+    batches: Batches | Draws,
     config: LoopConfig,
     *,
     folder: Path | str | None = None,
@@ -99,7 +111,7 @@ def run(
 class _Run:
     """One call of `run`."""
 
-    def __init__(self, trainer: Trainer, batches: Batches, config: LoopConfig, store: Store | None, log: Log, evaluate):
+    def __init__(self, trainer: Trainer, batches, config: LoopConfig, store: Store | None, log: Log, evaluate):
         self.trainer, self.batches, self.config, self.store, self.log = trainer, batches, config, store, log
         self.evaluate = evaluate if config.evaluate_every else None
         self.unread: tuple[int, Batch, Metrics] | None = None
@@ -108,14 +120,16 @@ class _Run:
         if self.evaluate is not None and not start:
             self._score(0, state)
         for step in range(start + 1, self.config.steps + 1):
-            batch = self._next(step)
+            batch = self._next(step, state)
             state, metrics = self.trainer.step(state, batch)
             self._read()  # the step before, while the device works on this one
             self.unread = step, batch, metrics
             self._at(step, state)
         return state
 
-    def _next(self, step: int) -> Batch:
+    def _next(self, step: int, state: State) -> Batch:
+        if isinstance(self.batches, Draws):
+            return self.batches.draw(state)
         batch = next(self.batches, None)
         if batch is None:
             self._read()

@@ -75,12 +75,12 @@ class Log:
 
 
 def _truncate(path: Path, start: int) -> None:
-    """Keeps the whole lines of steps up to `start`."""
+    """Keeps the whole lines of steps up to `start`; none of a run that begins anew, which says step 0 again."""
     if not path.exists():
         return
     lines = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
     fresh = path.with_suffix(".tmp")
-    fresh.write_text("".join(line for line in lines if json.loads(line)["step"] <= start))
+    fresh.write_text("".join(line for line in lines if start and json.loads(line)["step"] <= start))
     os.replace(fresh, path)
 
 

@@ -12,11 +12,10 @@ from molora_jax.sharding import MeshConfig
 from molora_jax.training.optimiser import Schedule
 from molora_jax.training.specialist import AdapterConfig
 
-T = TypeVar("T")
-
+Config = TypeVar("Config")
 FILE = "config.json"
-FREE = ("mesh", "remat", "log_every", "evaluate_every", "save_every", "data_dir", "steps")
-"""Settings that may change when a run is resumed; more steps only lengthen a run at a constant rate."""
+FREE = ("remat", "log_every", "evaluate_every", "save_every", "data_dir")
+"""Settings that may change when any run is resumed."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,7 +26,8 @@ class SFTConfig:
       model: a folder, a .gguf file, `pypi:PACKAGE` or a hub name.
       dtype: of the frozen base, and what is computed in; what trains has masters in fp32. By default fp32 on a CPU and
         bf16 elsewhere.
-      data: a benchmark of `data.tasks`, or a `.jsonl` file of prompts with completions, or of conversations.
+      data: a benchmark of `data.tasks`, `testbed:DOMAIN`, or a `.jsonl` file of prompts with completions, or of
+        conversations.
       data_dir: folder of the benchmarks; by default the one that MOLORA_DATA_DIR names.
       strict: a malformed row is an error; otherwise it is skipped and counted.
       held_out: documents that are kept back, the same ones for every seed.
@@ -83,13 +83,18 @@ class SFTConfig:
             raise UserError(f"config: got {self.rows} rows in {self.accumulate} microbatches, expected a multiple")
         self.falls()
 
+    @property
+    def free(self) -> tuple[str, ...]:
+        """What may change when it is resumed; more steps only lengthen a run at a constant rate."""
+        return (*FREE, "mesh", *["steps"] * (self.schedule == "constant"))
+
     def falls(self) -> Schedule:
         """The schedule of all rates."""
         return Schedule(shape=self.schedule, steps=self.steps, warmup=self.warmup)
 
 
 def editable(config: Any = SFTConfig()):  # noqa: B008 - frozen
-    """The `ml_collections.ConfigDict` of a run's settings, a dataclass: what a config file's `get_config` returns.
+    """The `ml_collections.ConfigDict` of a config: what a config file's `get_config` returns.
 
     Raises:
       UserError: ml_collections is missing.
@@ -111,8 +116,11 @@ def editable(config: Any = SFTConfig()):  # noqa: B008 - frozen
     return tree(config).lock()
 
 
-def frozen(edited, kind: type[T] = SFTConfig) -> T:
+def frozen(edited, kind: type[Config] = SFTConfig) -> Config:
     """The settings of a `ConfigDict`, checked.
+
+    Args:
+      kind: of the run.
 
     Raises:
       UserError: it has other fields, or values that cannot be.
@@ -134,8 +142,6 @@ def _built(kind: type, values: dict[str, Any], where: str):
 def remember(config: Any, folder: Path) -> None:
     """Writes the settings into the folder of a run, or compares them with those of the run that is resumed.
 
-    `FREE` ones may differ; `steps` only where the schedule is constant.
-
     Raises:
       UserError: they are those of another run, or the folder cannot be written to.
     """
@@ -145,9 +151,8 @@ def remember(config: Any, folder: Path) -> None:
             theirs = json.loads(path.read_text())
         except ValueError:
             raise UserError(f"{path}: got no JSON, expected the settings of a run; train in another folder") from None
-        free = FREE if config.schedule == "constant" else FREE[:-1]
         for name in sorted(set(mine) | set(theirs)):
-            if name not in free and mine.get(name) != theirs.get(name):
+            if name not in config.free and mine.get(name) != theirs.get(name):
                 raise UserError(
                     f"config: got {name}={mine.get(name)}, expected {theirs.get(name)}, as the run in {folder} has; "
                     "resume with its settings, or train in another folder"

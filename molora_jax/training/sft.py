@@ -15,12 +15,11 @@ from molora_jax.checkpoints import hf, peft
 from molora_jax.checkpoints.model import DTYPES, Model, default_dtype
 from molora_jax.checkpoints.resolve import resolve
 from molora_jax.config import UserError
-from molora_jax.data import jsonl
+from molora_jax.data import jsonl, questions
 from molora_jax.data.batch import Batch
-from molora_jax.data.document import Document, fitting, from_example
+from molora_jax.data.document import Document, Mapped, Source, fitting, from_example
 from molora_jax.data.pipeline import Batches, Spec
 from molora_jax.data.rows import Report
-from molora_jax.data.tasks import registry
 from molora_jax.models import families, transformer
 from molora_jax.text.tokenizer import Tokenizer
 from molora_jax.training import curve, loop, settings, specialist
@@ -98,14 +97,16 @@ def load(config: SFTConfig, mesh=None) -> tuple[Model, Placement | None]:
     return Model(cfg, params, tokenizer), place
 
 
-def documents(config: SFTConfig, tokenizer: Tokenizer, say=print) -> tuple[list[Document], list[Document]]:
+def documents(config: SFTConfig, tokenizer: Tokenizer, say=print) -> tuple[Source[Document], list[Document]]:
     """(those to train on, those held out); what was skipped is told."""
     report = Report()
+    if config.data.startswith(questions.TESTBED):
+        return _drawn(config, tokenizer, say)
     if config.data.endswith(".jsonl"):
         found = jsonl.load(config.data, tokenizer, length=config.length, strict=config.strict, report=report)
     else:
-        task = registry.task(config.data)
-        examples = task.load("train", data_dir=config.data_dir, strict=config.strict, report=report)
+        how = dict(data_dir=config.data_dir, strict=config.strict, report=report)
+        examples = questions.source(config.data, "train", **how)
         found = fitting((from_example(tokenizer, example) for example in examples), config.length, report)
     if len(found) <= config.held_out:
         raise UserError(
@@ -117,6 +118,14 @@ def documents(config: SFTConfig, tokenizer: Tokenizer, say=print) -> tuple[list[
     train, held = ([d for i, d in enumerate(found) if (i in kept) == mine] for mine in (False, True))
     say(f"data: {config.data}, {len(train)} documents to train on, {len(held)} held out, {len(report.skipped)} skipped")
     return train, held
+
+
+def _drawn(config: SFTConfig, tokenizer: Tokenizer, say) -> tuple[Source[Document], list[Document]]:
+    """Of a domain of the testbed; its problems are drawn, as many as are asked for."""
+    convert = functools.partial(from_example, tokenizer)
+    train, held = (Mapped(questions.source(config.data, split), convert) for split in ("train", "validation"))
+    say(f"data: {config.data}, problems drawn as they are needed, {config.held_out} others held out")
+    return train, [held[i] for i in range(config.held_out)]
 
 
 def batches(config: SFTConfig, held: list[Document]) -> Iterator[Batch]:

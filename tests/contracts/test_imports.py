@@ -21,8 +21,10 @@ ALLOWED = {
     "engine": {"nn", "adapters", "models", "routing"},
     "serving": {"nn", "adapters", "models", "routing", "engine", "text", "checkpoints"},
     "training": {"pallas_kernels", "nn", "adapters", "models", "routing", "engine", "text", "checkpoints", "data"},
-    "evaluation": {"nn", "adapters", "models", "routing", "engine", "training", "text", "checkpoints", "data"},
-    "retrieval": {"nn", "adapters", "models", "engine", "training", "text", "checkpoints", "data"},
+    "evaluation": {
+        *("nn", "adapters", "models", "routing", "engine", "serving", "training", "text", "checkpoints", "data")
+    },
+    "retrieval": {"nn", "adapters", "models", "engine", "training", "evaluation", "text", "checkpoints", "data"},
 }
 FORBIDDEN = ("jax._src", "pickle", "dill", "cloudpickle")
 

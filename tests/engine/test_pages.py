@@ -108,3 +108,13 @@ def test_a_page_in_use_is_never_given_away():
     assert pool.take(1) == pages[1:]
     assert pool.known(chain) == 1
     pool.release(shared)
+
+
+def test_what_is_forgotten_is_shared_no_more_and_comes_back_free():
+    pool = PagePool(4)
+    (idle, first), (used, second) = fill(pool, [1]), fill(pool, [2, 3])
+    pool.release(idle)
+    pool.forget()
+    assert (pool.known(first), pool.known(second), pool.available) == (0, 0, 2)
+    pool.release(used)
+    assert sorted(pool.take(4)) == list(range(4))

@@ -63,7 +63,15 @@ def test_entry_is_the_request_as_arrays():
     assert (row.length, row.limit, row.anchor) == (2, 5, 1)
     np.testing.assert_array_equal(row.stops, [0, 4] + [-1] * 6)  # token 0 may be a stop: the padding is another
     assert (row.sampling.temperature, row.sampling.top_k, row.sampling.seed) == (0.5, 2, 2**32 - 1)
-    assert not row.wants_logprobs
+    assert row.logprob_at == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "at"), [({}, 1), (dict(tempered=True), 0.5), (dict(tempered=True, temperature=0), 1)]
+)
+def test_log_probabilities_are_asked_for_at_a_temperature(fields, at):
+    request = Request(**dict(prompt=[5], max_new_tokens=3, temperature=0.5, logprobs=True) | fields)
+    assert entry(CONFIG, request, anchor=[0]).logprob_at == at
 
 
 def test_usage_prints_rates_and_survives_nothing():

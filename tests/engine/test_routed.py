@@ -9,7 +9,7 @@ import pytest
 
 from molora_jax.compilation import counted
 from molora_jax.config import UserError
-from molora_jax.engine import tuning
+from molora_jax.engine import fused, tuning
 from molora_jax.engine.request import EngineConfig, Request
 from molora_jax.engine.routed import Model, RoutedEngine
 from molora_jax.routing.programs.bernoulli import Bernoulli
@@ -112,11 +112,14 @@ def test_thresholds_delay_the_large_models_runs(engine):
 
 
 def test_times_are_measured_and_thresholds_follow_from_them(engine):
-    seconds = engine.time(context=20, repeats=1)
-    assert seconds.shape == (len(engine.plan.choices),)
-    assert np.all(seconds > 0)
+    measured = engine.time(context=20, repeats=1)
+    assert measured.seconds.shape == (len(engine.plan.choices), 3)
+    assert np.all(measured.seconds >= 0)
+    assert np.all(measured.seconds[:, 0] > 0)
+    assert measured.look > 0
+    assert not engine.busy
     engine.run([request(i, 0.4) for i in range(5)])
-    slow = np.where([run.model for run, _ in engine.plan.choices], 10.0, 1.0).astype(np.float32)
+    slow = fused.level(np.where([run.model for run, _ in engine.plan.choices], 10.0, 1.0))
     engine.schedule = dataclasses.replace(engine.schedule, seconds=slow)
     best = engine.tune()
     assert best[0] == 1
@@ -129,9 +132,9 @@ def test_times_are_measured_and_thresholds_follow_from_them(engine):
 
 
 def test_thresholds_follow_the_requests_while_they_run(engine):
-    slow = np.where([run.model for run, _ in engine.plan.choices], 10.0, 1.0).astype(np.float32)
+    slow = fused.level(np.where([run.model for run, _ in engine.plan.choices], 10.0, 1.0))
     before, engine.schedule = engine.schedule, dataclasses.replace(engine.schedule, seconds=slow)
-    engine._tune_every = 2
+    engine._tune_every = 1
     asked = [request(i, 0.4) for i in range(5)]
     for one in asked:
         engine.submit(one)

@@ -1,5 +1,6 @@
 """An engine whose models run apart: what it refuses, counts and compiles, and how it ends."""
 
+import dataclasses
 import gc
 import threading
 
@@ -10,6 +11,7 @@ import pytest
 
 from molora_jax.compilation import counted
 from molora_jax.config import UserError
+from molora_jax.engine.fused import eager, level
 from molora_jax.engine.request import EngineConfig, Request
 from molora_jax.engine.routed import Model
 from molora_jax.engine.separate import SeparateEngine, in_threads
@@ -138,6 +140,27 @@ def test_an_engine_that_is_forgotten_leaves_no_thread(engine):
     del forgotten
     gc.collect()
     assert threading.active_count() == before
+
+
+def test_times_are_measured_one_subserver_after_another_and_thresholds_follow(engine):
+    measured = engine.time(context=20, repeats=1)
+    assert measured.seconds.shape == (len(engine.plan.choices), 3)
+    assert np.all(measured.seconds[:, 0] > 0)
+    assert measured.look > 0
+    np.testing.assert_array_equal(engine.schedule.seconds, measured.seconds)
+    want = [event.tokens for event in engine.run([request(i, 0.4) for i in range(5)])]
+    slow = level(np.where([run.model for run, _ in engine.plan.choices], 100.0, 1.0))
+    engine.schedule = dataclasses.replace(engine.schedule, seconds=slow)
+    best = engine.tune()
+    assert best[0] == 1
+    assert best[1] > 1
+    np.testing.assert_array_equal(engine.schedule.thresholds, best)
+    assert [event.tokens for event in engine.run([request(i, 0.4) for i in range(5)])] == want
+    number = engine.submit(request(0, 0.0))
+    with pytest.raises(UserError, match="time: got an engine with requests"):
+        engine.time()
+    engine.abort(number)
+    engine.schedule = eager(engine.plan)
 
 
 def test_its_memory_is_that_of_all_models(engine):

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from molora_jax.engine.blueprint import Blueprint, Model
-from molora_jax.engine.fused import Schedule
+from molora_jax.engine.fused import Schedule, level
+from molora_jax.engine.handover import Parcel, columns
+from molora_jax.engine.housing import Housing
 from molora_jax.engine.messages import Entrance, Kind, Message
 from molora_jax.engine.request import EngineConfig, Request, entry
 from molora_jax.engine.run import Fleet
@@ -44,13 +46,12 @@ def enter(subserver: Subserver, depart, slot: int, model: int) -> None:
     journey = depart(0, 2, {})
     turn = dataclasses.replace(journey.turn, model=np.int32(model))
     row = entry(CONFIG, Request(prompt=[1, 2]), anchor=[0, 0], journey=dataclasses.replace(journey, turn=turn))
-    pages = np.zeros(5, np.int32)
-    entrance = Entrance(np.int32(slot + 10), np.int32(slot), jax.device_get(without_drafts(row)), pages)
+    entrance = Entrance(np.int32(slot + 10), np.int32(slot), jax.device_get(without_drafts(row)), np.int32(5))
     subserver.handle(Message(Kind.ENTER, entrance))
 
 
 def patience(subserver: Subserver, thresholds: tuple[int, int], max_wait: float = np.inf) -> float | None:
-    seconds = np.ones(len(subserver.blueprint.plan().choices), np.float32)
+    seconds = level(np.ones(len(subserver.blueprint.plan().choices)))
     subserver.handle(Message(Kind.SCHEDULE, Schedule(np.array(thresholds), np.float32(max_wait), seconds)))
     return subserver.patience()
 
@@ -81,6 +82,47 @@ def test_nobody_waits_longer_than_the_most(large, depart):
     assert patience(large, (1, 2), max_wait=0) == 0
     time.sleep(0.02)
     assert patience(large, (1, 2), max_wait=0.01) == 0
+
+
+def test_prompts_are_read_ahead_while_there_is_nothing_else_to_do(large, depart):
+    large.blueprint = dataclasses.replace(large.blueprint, shadow=True)
+    enter(large, depart, 0, 0)
+    enter(large, depart, 1, 1)
+    assert patience(large, (1, 1)) == 0
+    assert [message.kind for _, message in large.run()][0] == Kind.NEWS  # first whoever has the turn
+    large.handle(Message(Kind.STOP, (np.array([11]), np.array([1]))))
+    assert (large.patience(), large.ahead) == (0, 0)
+    assert large.run() == []
+    assert large.ahead == 2
+    assert large.patience() is None
+    assert large.housing.housed(0)
+    standing = jax.tree.map(lambda leaf: np.array(leaf[:1]), large._standing)
+    there = dataclasses.replace(standing.turn, model=np.array([1], np.int32))
+    standing = dataclasses.replace(standing, anchor=np.zeros((1, 2), np.int32), turn=there)
+    given = {name: np.zeros((1, 0), leaf.dtype) for name, leaf in columns(large._table).items()}
+    one, drafts = np.array([2], np.int32), np.zeros((1, 0, 0), np.float32)
+    parcel = Parcel(np.array([10], np.int32), one - 2, one, one, one - 2, standing, given, drafts)
+    large.handle(Message(Kind.HAND, parcel))
+    (_, news), *_ = [post for post in large.run() if post[1].kind == Kind.NEWS]
+    counts = news.payload[1].counts
+    assert counts.read.sum() == counts.runs.sum()  # at first the prompt's last token, which is always read
+
+
+def test_who_is_elsewhere_makes_room_and_is_read_again(large, depart):
+    large.housing = Housing(10, CONFIG.max_rows, 5)
+    for slot in (0, 1, 2):
+        enter(large, depart, slot, 1)
+    assert patience(large, (1, 4)) == 0  # the third waits for pages, so that nobody waits for it
+    assert [large.housing.housed(slot) for slot in range(3)] == [True, True, False]
+    large._standing.turn.model[1] = 0
+    assert large._standing.anchor[1, 1] == 0
+    large._standing.anchor[1, 1] = 2
+    assert patience(large, (1, 1)) == 0
+    assert [large.housing.housed(slot) for slot in range(3)] == [True, False, True]
+    assert large._standing.anchor[1, 1] == 0
+    assert large.housing.evictions == 1
+    large.handle(Message(Kind.STOP, (np.array([10]), np.array([0]))))
+    assert large.housing.pool.available == 5
 
 
 def test_a_model_that_no_program_runs_never_wakes(large):

@@ -9,6 +9,7 @@ import pytest
 from molora_jax.config import UserError
 from molora_jax.engine import throughput
 from molora_jax.engine.throughput import (
+    BucketTime,
     Routing,
     StepTimes,
     best_separate,
@@ -97,12 +98,35 @@ def test_three_models_against_a_chain_written_out():
     assert got == pytest.approx(want)
 
 
+def means(routing: Routing) -> list[float]:
+    return [float(law @ np.arange(law.size)) for law in routing.suffixes]
+
+
 def test_suffixes_are_what_others_wrote():
-    assert Routing.pair(0.1).suffixes == pytest.approx((1, 10))
-    assert Routing.pair(1).suffixes == pytest.approx((1, 1))
-    assert Routing.pair(0).suffixes == pytest.approx((1, 1))
+    assert means(Routing.pair(0.1)) == pytest.approx((1, 10))
+    assert means(Routing.pair(1)) == pytest.approx((1, 1))
+    assert means(Routing.pair(0)) == pytest.approx((1, 1))
     thirds = Routing(((1 / 3,) * 3,) * 3, ((1, 1, 1),) * 3)
-    assert thirds.suffixes == pytest.approx((3, 3, 3))
+    assert means(thirds) == pytest.approx((3, 3, 3))
+    large = Routing.pair(0.25).suffixes[1]  # its own last token, and what the small one wrote until it was routed
+    np.testing.assert_allclose(large[1:20], 0.25 * 0.75 ** np.arange(19), atol=1e-9)
+
+
+def test_suffixes_are_those_of_drawn_traces():
+    """Three models, tokens taken back among them, against a long walk."""
+    routing = Routing(((0.5, 0.3, 0.2), (0.6, 0.4, 0.0), (0.7, 0.0, 0.3)), ((1, 0, 1), (2, 1, 0), (3, 0, 1)))
+    rng, seen, model = np.random.default_rng(0), [[], [], []], 0
+    written, last = 0, [None] * 3
+    for _ in range(100_000):
+        if last[model] is not None:
+            seen[model].append(max(written - last[model], 1))
+        last[model] = written
+        following = rng.choice(3, p=routing.moves[model])
+        written += routing.commits[model][following]
+        model = following
+    for law, drawn in zip(routing.suffixes, seen, strict=True):
+        counts = np.bincount(drawn, minlength=law.size)[: law.size] / len(drawn)
+        np.testing.assert_allclose(counts, law, atol=0.01)
 
 
 def test_counts_become_shares():
@@ -111,7 +135,8 @@ def test_counts_become_shares():
     assert got.commits == ((1, 0, 0), (1, 0, 0), (0, 0, 0))
 
 
-STAIRS = StepTimes(((1, 1, 1.0), (4, 4, 2.0), (4, 16, 3.0), (8, 32, 5.0)))
+STEPS = ((1, 1, 1.0), (4, 4, 2.0), (4, 16, 3.0), (8, 32, 5.0))
+STAIRS = StepTimes(tuple(BucketTime(*step) for step in STEPS))
 
 
 def test_step_times_are_a_staircase():
@@ -120,9 +145,26 @@ def test_step_times_are_a_staircase():
     assert STAIRS(2, 70) == 15
 
 
+def test_a_step_slopes_with_what_it_has_to_do():
+    times = StepTimes((BucketTime(4, 16, 1.0, 0.5, 0.25), BucketTime(8, 64, 4.0)))
+    assert times(2, 6) == pytest.approx(1 + 2 * 0.5 + 6 * 0.25)
+    assert times(4, 16) == 4  # the larger bucket takes no longer
+    assert times(8, 60) == 4
+
+
 def test_latencies_charge_the_suffix():
     times = (lambda rows, tokens: rows, lambda rows, tokens: tokens)
-    np.testing.assert_allclose(latencies(Routing.pair(0.25), times, 3), [[0, 1, 2, 3], [0, 4, 8, 12]])
+    np.testing.assert_allclose(latencies(Routing.pair(0.25), times, 3), [[0, 1, 2, 3], [0, 4, 8, 12]], rtol=1e-6)
+
+
+def test_latencies_are_expected_over_the_suffixes_and_not_those_of_their_mean():
+    """A pair of suffixes that sum to 2 or more, of chance (n - 1) p² (1 - p)^(n - 2) each, on a staircase."""
+    step = lambda rows, tokens: 1.0 if tokens <= 8 else 3.0
+    n = np.arange(2, 9)
+    short = np.sum((n - 1) * 0.1**2 * 0.9 ** (n - 2))
+    got = latencies(Routing.pair(0.1), (step, step), 2)
+    assert got[1, 2] == pytest.approx(3 - 2 * short, abs=2 / 32)
+    assert got[1, 1] == pytest.approx(3 - 2 * (1 - 0.9**8), abs=2 / 32)
 
 
 def test_slope_takes_the_gain_away():

@@ -12,5 +12,5 @@ from tests.pallas_kernels import aot
 def test_no_kv_table_is_copied_on_a_tpu(topology):
     if importlib.util.find_spec("libtpu") is None:
         pytest.skip("needs the TPU compiler: pip install 'molora_jax[tpu]'")
-    (facts,) = aot.reports("tests.engine.aot_worker", topology, (), timeout=600)
-    assert facts["temporary_bytes"] < facts["kv_bytes"] / 4
+    (facts,) = aot.reports("tests.engine.aot_worker", topology, (), timeout=1200)
+    assert facts["temporary_bytes"] < facts["kv_bytes"] / 3  # a copy of either model's table would be a half

@@ -68,6 +68,13 @@ def engine(request) -> RoutedEngine:
     return routed.engine(R2R_PROGRAM, **SIZES[request.param])
 
 
+def drawn_seconds(data, choices: int) -> np.ndarray:
+    """Step times that follow no size, level or sloping."""
+    start = data.draw(st.permutations(range(1, choices + 1)))
+    slopes = data.draw(st.lists(st.tuples(*[st.sampled_from([0.0, 0.5, 3.0])] * 2), min_size=choices, max_size=choices))
+    return np.column_stack([start, slopes]).astype(np.float32)
+
+
 @settings(max_examples=15)
 @given(data=st.data())
 def test_no_policy_order_or_share_changes_a_token(engine, data):
@@ -79,7 +86,7 @@ def test_no_policy_order_or_share_changes_a_token(engine, data):
         engine.schedule,
         thresholds=np.array(data.draw(st.lists(st.integers(1, 12), min_size=2, max_size=2)), np.int32),
         max_wait=np.float32(data.draw(st.sampled_from([0.0, 20.0, np.inf]))),
-        seconds=np.array(data.draw(st.permutations(range(1, len(engine.plan.choices) + 1))), np.float32),
+        seconds=drawn_seconds(data, len(engine.plan.choices)),
     )
     gone = data.draw(st.sets(st.integers(0, count - 1), max_size=2))
     numbers = [engine.submit(request) for request in asked]

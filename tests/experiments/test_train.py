@@ -25,13 +25,12 @@ CONFIG = '''"""A tiny run."""
 import dataclasses
 import pathlib
 
-from configs import gsm8k
-from molora_jax.training import settings
+from molora_jax.training import settings, specialist
 from tests.training import tiny
 
 
 def get_config(kind: str = "lora"):
-    adapter = dataclasses.replace(gsm8k.adapter(kind), rank=4, sites=tiny.SITES)
+    adapter = dataclasses.replace(specialist.named(kind), rank=4, sites=tiny.SITES)
     return settings.editable(tiny.config(pathlib.Path(__file__).parent, adapter))
 '''
 

@@ -35,10 +35,10 @@ def test_models_by_name_may_be_padded_differently(folder, tmp_path):
     assert found[1].cfg.vocab == found[0].cfg.vocab + 5
 
 
-def test_another_vocabulary_is_one_line(folder, tmp_path):
-    other = folders.write(tmp_path, extra="\n\n\n")
-    with pytest.raises(UserError, match="models: got 2 tokens in which .* differ, expected one tokenizer for all"):
-        fleet.load(None, [other, folder], [])
+def test_another_vocabulary_is_another_tokenizer_and_more_padding_is_not(folder, tmp_path):
+    other, padded = folders.write(tmp_path / "a", extra="\n\n\n"), folders.write(tmp_path / "b", padding=5)
+    assert fleet.one_tokenizer(fleet.load(None, [padded, folder], []))
+    assert not fleet.one_tokenizer(fleet.load(None, [other, folder], []))
 
 
 BAD = {

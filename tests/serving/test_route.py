@@ -1,6 +1,7 @@
 """Routed generation from prompts to what is printed and written, on a tiny model and less of it."""
 
 import dataclasses
+import itertools
 import json
 
 import numpy as np
@@ -191,3 +192,47 @@ def test_contenders_give_what_their_models_give(models, engine, asked, middle):
         ["small", "only", "60.0", "tokens/s", "2.00", "×"],
         ["routed", "15.0", "tokens/s", "0.50", "×"],
     ]
+
+
+def test_models_of_two_tokenizers_write_one_text(models, tmp_path, capsys):
+    both = [*fleet.load(folders.write(tmp_path / "other", seed=3, extra="\n\n\n"), [], []), models[1]]
+    routing = programs.build("bernoulli", both, Options(knobs=dict(share=0.4)))
+    asked = route.ask(both, PROMPTS, TEMPLATE, routing)
+    assert [len(each.renderings) for each in asked] == [2, 2, 2]
+    engine = route.new_engine(both, routing, asked, rows=2, max_length=64)
+    file = tmp_path / "a.jsonl"
+    writers = route.generate(engine, both, PROMPTS, asked, output=str(file))
+    assert 0 < sum(writers) < len(writers)
+    rows = sorted(map(json.loads, file.read_text("utf-8").splitlines()), key=lambda row: row["index"])
+    for row in rows:
+        text = "".join(
+            "".join(both[writer].tokenizer.decode(run)) for writer, run in runs(row["writers"], row["tokens"])
+        )
+        assert row["text"] == text or "\ufffd" in text
+    with pytest.raises(UserError, match="share: got models of several tokenizers"):
+        route.calibrated(engine, asked, asked, 0.5)
+    with pytest.raises(UserError, match="program: got speculative for models of several tokenizers, expected one that"):
+        programs.build("speculative", both, Options())
+    with pytest.raises(UserError, match="renderings: got 0, expected 2, one for each model's tokenizer"):
+        engine.submit(TEMPLATE)
+
+
+def runs(writers, tokens):
+    """Who wrote, and the tokens of each turn."""
+    for writer, group in itertools.groupby(zip(writers, tokens, strict=True), key=lambda each: each[0]):
+        yield writer, [token for _, token in group]
+
+
+def test_vocabularies_that_are_padded_differently_are_one_in_the_fused_engine(models, tmp_path):
+    """The large model's ids beyond the tokenizer's, however likely, are nobody's."""
+    padded = fleet.load(folders.write(tmp_path, seed=1, padding=5), [], [])[0]
+    head = padded.params["embed"]["weight"]
+    rows = head.at[models[1].cfg.vocab :].set(50 * np.abs(head).max())
+    padded = dataclasses.replace(padded, params={**padded.params, "embed": {"weight": rows}})
+    pair = [models[0], padded]
+    routing = programs.build("bernoulli", pair, Options(knobs=dict(share=0.5)))
+    asked = route.ask(pair, PROMPTS, dataclasses.replace(TEMPLATE, temperature=1.0), routing)
+    events = route.new_engine(pair, routing, asked, rows=2, max_length=64).run(asked)
+    written = np.concatenate([event.tokens for event in events])
+    assert written.max() < models[0].cfg.vocab
+    assert len(set(np.concatenate([event.writers for event in events]))) == 2

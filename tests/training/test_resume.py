@@ -13,7 +13,7 @@ import pytest
 
 from molora_jax.checkpoints.store import Store
 from molora_jax.training import resume
-from molora_jax.training.metrics import FILE
+from molora_jax.training.metrics import FILE, Log
 from tests.training import toy
 from tests.training.loop_worker import STEPS, trainer
 
@@ -81,3 +81,12 @@ def test_a_state_goes_into_arrays_and_back(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, words(back), words(state))
     after = [made.step(s, toy.rows(1))[1] for s in (back, state)]
     jax.tree.map(np.testing.assert_array_equal, *after)
+
+
+def test_a_run_that_begins_anew_keeps_no_line_of_one_that_saved_nothing(tmp_path):
+    for loss in (3.0, 2.0):
+        with Log(tmp_path, steps=5, progress=False) as log:
+            log.write(0, dict(loss=loss), prefix="eval_")
+    assert records(tmp_path) == [{"step": 0, "eval_loss": 2.0}]
+    with Log(tmp_path, steps=5, start=1, progress=False):
+        assert records(tmp_path) == [{"step": 0, "eval_loss": 2.0}]

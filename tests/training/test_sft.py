@@ -25,7 +25,7 @@ from tests.numerics import assert_close
 from tests.training import tiny
 
 RANK = 4
-ALL = (*gsm8k.PLAIN, *gsm8k.GATES)
+ALL = (*specialist.PLAIN, *specialist.GATES)
 FAST = ("lora", "dora", "linear")
 
 
@@ -35,7 +35,7 @@ def folder(tmp_path_factory):
 
 
 def adapter(kind: str) -> AdapterConfig:
-    return dataclasses.replace(gsm8k.adapter(kind), rank=RANK, sites=tiny.SITES)
+    return dataclasses.replace(specialist.named(kind), rank=RANK, sites=tiny.SITES)
 
 
 def scores(cfg, params, bank, b):
@@ -70,7 +70,7 @@ def test_a_folder_that_is_exported_has_the_loss_that_the_run_ended_with(kind, fo
     cfg, params = model.cfg, model.params
     np.testing.assert_allclose(held_out_loss(config, cfg, params), result.before, rtol=1e-5)
     found, _ = peft.load(result.adapter, cfg)
-    assert bool(found.gates) == (kind in gsm8k.GATES)
+    assert bool(found.gates) == (kind in specialist.GATES)
     if found.gates:
         spec = BankSpec.holding([found])
         got = held_out_loss(config, cfg, params, bank=write(new_bank(spec, params), 0, pack(spec, params, found)))
@@ -130,9 +130,9 @@ def test_bf16_bases_train_masters_in_fp32(folder):
 
 
 def test_a_config_file_and_its_editable_form_hold_the_same():
-    assert settings.frozen(own.get_config("dora")).adapter == gsm8k.adapter("dora")
+    assert settings.frozen(own.get_config("dora")).adapter == specialist.named("dora")
     edited = gsm8k.get_config("malora")
-    assert settings.frozen(edited) == dataclasses.replace(settings.SFTConfig(), adapter=gsm8k.adapter("malora"))
+    assert settings.frozen(edited) == dataclasses.replace(settings.SFTConfig(), adapter=specialist.named("malora"))
     edited.data_dir, edited.adapter.alpha, edited.mesh.fsdp = "elsewhere", 3.0, 2
     config = settings.frozen(edited)
     assert (config.data_dir, config.adapter.alpha, config.mesh.fsdp) == ("elsewhere", 3.0, 2)

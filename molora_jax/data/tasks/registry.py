@@ -1,5 +1,7 @@
 """The benchmarks by name, and the judge of every example."""
 
+from collections.abc import Sequence
+
 from molora_jax.config import UserError
 from molora_jax.data.example import Example
 from molora_jax.data.tasks.arc import ARC, ARC_EASY
@@ -29,3 +31,14 @@ def task(name: str) -> Task:
 def judge(example: Example) -> Judge:
     """Of the example's benchmark; of the testbed where it is none."""
     return TASKS[example.task].judge if example.task in TASKS else JUDGE
+
+
+def verify(examples: Sequence[Example], written: Sequence[str]) -> list[bool]:
+    """Whether each answer is right; all of one task at once, for slow verifiers share their workers."""
+    right = [False] * len(examples)
+    for name in {example.task for example in examples}:
+        at = [i for i, example in enumerate(examples) if example.task == name]
+        found = judge(examples[at[0]]).verify([examples[i].answer for i in at], [written[i] for i in at])
+        for i, correct in zip(at, found, strict=True):
+            right[i] = correct
+    return right

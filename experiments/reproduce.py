@@ -1,0 +1,55 @@
+"""Everything that the project claims of its systems, on the testbed, over several seeds: tables, plots, raw numbers.
+
+python -m experiments.reproduce                  # under an hour on two cores; started again, it goes on
+python -m experiments.reproduce --stages=gates --seeds=0
+python -m experiments.reproduce --summary        # only reads the results that are there
+"""
+
+import dataclasses
+import os
+from pathlib import Path
+
+from absl import flags
+
+from molora_jax import cli, compilation
+from molora_jax.checkpoints.resolve import cache_folder
+from molora_jax.config import UserError
+from molora_jax.evaluation.reproduction import jobs, shipping, summary
+from molora_jax.evaluation.reproduction.plan import QUICK, Plan
+
+_RESULTS = flags.DEFINE_string("results", "results/testbed", "Folder that gets tables, plots and raw JSON.")
+_RUNS = flags.DEFINE_string("runs", "runs/reproduce", "Folder of the adapters, routers and checkpoints.")
+_STAGES = flags.DEFINE_list("stages", list(jobs.STAGES), f"Of {', '.join(jobs.STAGES)}.")
+_SEEDS = flags.DEFINE_list("seeds", None, "Instead of 0,1,2.")
+_WORKERS = flags.DEFINE_integer("workers", None, "Jobs at a time; by default one a core.", lower_bound=1)
+_QUICK = flags.DEFINE_bool("quick", False, "Tiny sizes, to see that it runs; the numbers mean nothing.")
+_JOB = flags.DEFINE_string("job", None, "STAGE:SEED, the only one to do, in this process.")
+_SHIP = flags.DEFINE_integer("ship", None, "Seed whose experts and router are copied into the package in the end.")
+_SUMMARY = flags.DEFINE_bool("summary", False, "Train nothing; read the results.")
+
+
+def main() -> None:
+    """Does what is not done yet, then writes the tables; see the flags."""
+    compilation.use_cache(cache_folder() / "xla")
+    plan = QUICK if _QUICK.value else Plan()
+    if _SEEDS.value:
+        plan = dataclasses.replace(plan, seeds=tuple(map(int, _SEEDS.value)))
+    if unknown := sorted(set(_STAGES.value) - set(jobs.STAGES)):
+        raise UserError(f"stages: got {unknown[0]}, expected some of {', '.join(jobs.STAGES)}")
+    runs, results = Path(_RUNS.value), Path(_RESULTS.value)
+    if _JOB.value:
+        stage, _, seed = _JOB.value.partition(":")
+        jobs.run(plan, (stage, int(seed)), runs, results)
+        return
+    if not _SUMMARY.value:
+        own = [f"--results={results}", f"--runs={runs}", *["--quick"] * _QUICK.value]
+        own += [f"--seeds={','.join(map(str, plan.seeds))}"]
+        command = jobs.python("experiments.reproduce", *own)
+        jobs.run_all(plan, _STAGES.value, runs, results, command, workers=_WORKERS.value or os.cpu_count())
+    summary.write(results)
+    if _SHIP.value is not None:
+        shipping.ship(runs, _SHIP.value)
+
+
+if __name__ == "__main__":
+    cli.run(main)

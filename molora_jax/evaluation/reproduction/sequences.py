@@ -1,0 +1,91 @@
+"""MoLoRA's claim in shape, on one seed: a small base with routed experts against a large one; tokens against sequences.
+
+A prompt that needs K domains is answered by one pass if each token has its own expert, and by K passes if a sequence
+has one: then each pass is right in its own part at most (Shah & Wagle 2026).
+"""
+
+import dataclasses
+import functools
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from molora_jax import benchmarking
+from molora_jax.adapters.composition import Composition
+from molora_jax.adapters.library import Library
+from molora_jax.checkpoints import model as models
+from molora_jax.checkpoints.model import Model
+from molora_jax.data.example import Example
+from molora_jax.data.questions import questions
+from molora_jax.data.testbed import prompts, splits
+from molora_jax.data.testbed.domains import DOMAINS
+from molora_jax.data.testbed.problem import draw
+from molora_jax.data.testbed.recipe import Stream, specialist
+from molora_jax.engine.engine import Engine
+from molora_jax.engine.experts import Experts
+from molora_jax.engine.request import EngineConfig
+from molora_jax.evaluation import comparison, systems
+from molora_jax.evaluation.comparison import Comparison
+from molora_jax.evaluation.reproduction.mixtures import LENGTH, OWNER, settings
+from molora_jax.evaluation.reproduction.plan import MLP, SINGLE, Plan
+from molora_jax.evaluation.systems import Answerer, System
+from molora_jax.training import compose, distil
+from molora_jax.training.distil import DistilConfig
+from molora_jax.training.fit import fit
+from molora_jax.training.specialist import AdapterConfig
+
+USES = ("large", "small", "problems", "small_supervised", "rank", "rate", "traces", "composed")
+K = 3
+"""Domains of a prompt: the bases were pretrained on no more, and four do not fit in their 128 tokens."""
+STEPS = 2
+"""Operations of each of K problems."""
+PASSES = (3, 4)
+"""Experts whose passes are timed against one routed pass."""
+ENDLESS = 1 << 30
+
+
+def run(plan: Plan, seed: int, runs: Path) -> dict[str, Any]:
+    """Experts of the small base, composed; the same questions to the bare large base."""
+    small, large = models.load(plan.small), models.load(plan.large)
+    config = AdapterConfig(rank=plan.rank, sites=MLP)
+    how = dict(steps=plan.small_supervised, rate=plan.rate, seed=seed)
+    streams = {name: Stream(specialist(name), "train", seed, ENDLESS) for name in SINGLE}
+    experts = [fit(small, stream, name, config, **how) for name, stream in streams.items()]
+    asked = [e for name in SINGLE for e in questions(f"testbed:{name}", "train", plan.traces, seed=1000 + seed)]
+    library = Experts(Library.holding(experts, small.params), small.cfg.vocab)
+    engine = Engine(small.cfg, small.params, EngineConfig(max_rows=64, max_length=LENGTH, block=LENGTH), library)
+    traces, _ = distil.traces(engine, small.tokenizer, asked, OWNER, DistilConfig(max_new_tokens=LENGTH - 1))
+    routed = compose.run(small, experts, traces, OWNER, settings(plan, "hard_dense", seed), progress=False)
+    sets = plan.sets() | {f"{K} domains": several(plan.problems)}
+    rivals = [*systems.bounds(experts, OWNER, small.cfg.layers), systems.composed("routed by token", routed)]
+    found = comparison.compare(small, rivals, sets)
+    theirs = comparison.compare(large, [dataclasses.replace(systems.BASE, name="large base")], sets)
+    whole = Comparison(found.sets, found.right | theirs.right, found.seconds | theirs.seconds)
+    return dict(comparison=whole.values, passes=passes(small, routed, sets[f"{K} domains"]))
+
+
+def several(count: int, split: str = "test") -> list[Example]:
+    """Prompts of K marked problems of as many domains."""
+    return [_several(f"{K}/{split}/{index}", split) for index in range(count)]
+
+
+def _several(id: str, split: str) -> Example:
+    rng = random.Random(id)
+    one = lambda name: draw(DOMAINS[name], rng, 1, signs=0.25, steps=STEPS)
+    question = lambda problem: problem.question
+    names = rng.sample(list(DOMAINS), K)
+    problems = [splits.draw_until(split, functools.partial(one, name), question) for name in names]
+    return prompts.write(problems, id=id, split=split)
+
+
+def passes(model: Model, routed: Composition, examples: Sequence[Example], repeats: int = 3) -> dict[str, Any]:
+    """Seconds of one routed pass over some prompts, and of a pass of each of k experts, in turn; programs are warm."""
+    token = Answerer(model, systems.composed("routed", routed))
+    alone = [System(name=e.name, experts=routed.experts, single=e.name) for e in routed.experts[: max(PASSES)]]
+    each = [Answerer(model, system) for system in alone]
+    ask = lambda group: lambda: [answerer(examples) for answerer in group] and None
+    groups = {"token": ask([token])} | {str(k): ask(each[:k]) for k in PASSES}
+    timed = benchmarking.interleave(groups, repeats)
+    ratios = {str(k): timed[str(k)].median / timed["token"].median for k in PASSES}
+    return dict(seconds={name: timing.runs for name, timing in timed.items()}, ratios=ratios)

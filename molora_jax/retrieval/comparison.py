@@ -1,0 +1,159 @@
+"""Routers against what they must beat, on the same questions: recall, whole evidence, intervals and cost."""
+
+import dataclasses
+import itertools
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import tqdm
+
+from molora_jax.config import UserError
+from molora_jax.data.multihop.load import BABI, NORMALISED, load
+from molora_jax.data.multihop.question import Question
+from molora_jax.evaluation import bootstrap
+from molora_jax.retrieval import baselines, metrics, slates, training
+from molora_jax.retrieval.chain import Chain
+from molora_jax.retrieval.channels import DENSE, LEXICAL
+from molora_jax.retrieval.encode import Encoder, Encoding
+from molora_jax.retrieval.mara import MaraConfig
+from molora_jax.retrieval.sentence import SentenceEncoder
+from molora_jax.retrieval.slates import Beside, Slate
+from molora_jax.retrieval.training import Trained, TrainingConfig
+
+SETS = {"musique": "musique", "hotpotqa": "hotpotqa", "wiki2": "2wikimultihopqa"}
+"""Short name to file name of the normalised sets."""
+KS = (2, 4, 5, 8, 12)
+POOLED = "pooled"
+LONGEST = 20
+"""Statements of a bAbI story that is used."""
+
+Values = dict[str, np.ndarray]
+"""`recall@k` and `all@k` of every question, means over seeds: [questions]."""
+
+
+def questions(data_dir: str | pathlib.Path, split: str) -> dict[str, list[Question]]:
+    """Questions of the split of each set that lies in `multihop` of the data folder."""
+    folder = pathlib.Path(data_dir).expanduser() / "multihop"
+    return {name: load(NORMALISED, folder / f"{file}.jsonl", split=split) for name, file in SETS.items()}
+
+
+def babi(data_dir: str | pathlib.Path, split: str, count: int) -> list[Question]:
+    """The first questions of bAbI's tasks 1 to 3 in turn, of stories of at most `LONGEST` statements."""
+    folder = pathlib.Path(data_dir).expanduser() / "other"
+    files = [file for task in (1, 2, 3) for file in sorted(folder.glob(f"babi_en_qa{task}_*_{split}.txt"))]
+    if len(files) != 3:
+        raise UserError(f"babi: got {len(files)} files in {folder}, expected babi_en_qa[1-3]_*_{split}.txt")
+    tasks = ([q for q in load(BABI, file, split=split) if len(q.segments) <= LONGEST] for file in files)
+    mixed = [question for turn in itertools.zip_longest(*tasks) for question in turn if question is not None]
+    return mixed[:count]
+
+
+def pool(encoding: Encoding) -> np.ndarray:
+    """The means over a segment's tokens after each depth, side by side: [G K·D]."""
+    mean = encoding.pooled[:, :, 0].astype(np.float32)
+    return mean.reshape(len(mean), -1)
+
+
+class Inputs:
+    """The slates of questions, each computed once.
+
+    Attributes:
+      width: D of the encodings.
+    """
+
+    def __init__(self, encoder: Encoder, beside: Beside):
+        self.encoder, self.beside = encoder, beside
+        self.width = encoder.width * len(encoder.config.depths)
+        self._found: dict[Question, tuple[Slate, Encoding]] = {}
+
+    def slates(self, questions: Sequence[Question], *, bare: bool = False) -> list[Slate]:
+        """The questions' slates; `bare` ones have no channels and no links, as the published router reads them."""
+        new = [question for question in questions if question not in self._found]
+        if new:
+            encodings = slates.encodings(self.encoder, new, tqdm.tqdm)
+            made = slates.slates(new, [pool(encoding) for encoding in encodings], self.beside)
+            kept = [dataclasses.replace(encoding, pooled=encoding.pooled[:0]) for encoding in encodings]
+            self._found |= dict(zip(new, zip(made, kept, strict=True), strict=True))
+        found = [self._found[question][0] for question in questions]
+        return plain(found) if bare else found
+
+    def cost(self, questions: Sequence[Question], *, bare: bool = False) -> float:
+        """Encoder tokens × layers a question, those of the sentence encoder included unless `bare`."""
+        self.slates(questions)
+        own = float(np.mean([self._found[question][1].cost for question in questions]))
+        return own if bare or self.beside.dense is None else own + dense_cost(self.beside.dense, questions)
+
+    def lengths(self, question: Question) -> list[int]:
+        """Tokens of each segment, as far as they are encoded."""
+        return self._found[question][1].lengths.tolist()
+
+
+def dense_cost(encoder: SentenceEncoder, questions: Sequence[Question]) -> float:
+    """Tokens × layers a question of a sentence encoder, whose layers are narrower than a language model's."""
+    texts = [text for job in slates.jobs(questions) for text in (job.question, *job.segments)]
+    return encoder.layers * encoder.count(texts) / len(questions)
+
+
+def plain(found: Iterable[Slate]) -> list[Slate]:
+    """The slates without channels and links."""
+    bare = lambda slate: dict(channels=slate.channels[..., :0], links=slate.links[..., :0])
+    return [dataclasses.replace(slate, **bare(slate)) for slate in found]
+
+
+def untrained(questions: Sequence[Question], beside: Beside, seeds: int) -> dict[str, list]:
+    """Rankings of the baselines by name, a list of them for each seed (one where there is no chance in it).
+
+    BM25, TF-IDF and the dense retriever are channels, which keep their order.
+    """
+    names = [*(LEXICAL if beside.lexical else ()), *(DENSE if beside.dense else ())]
+    known = [channels for channels, _ in beside.of(questions)]
+    column = lambda name: [baselines.ranking(own[:, names.index(name)]) for own in known]
+    found = {name: [column(name)] for name in ("bm25", "tfidf", "dense") if name in names}
+    found["random"] = [[baselines.ranking(baselines.chance(q, seed)) for q in questions] for seed in range(seeds)]
+    found["oracle"] = [[baselines.ranking(baselines.oracle(q)) for q in questions]]
+    return found
+
+
+def blind(found: Iterable[Slate]) -> list[Slate]:
+    """The slates with zeros for encodings."""
+    return [dataclasses.replace(slate, encodings=np.zeros_like(slate.encodings)) for slate in found]
+
+
+def fit(cfg: MaraConfig, found: Sequence[Slate], config: TrainingConfig, seeds: int) -> list[Trained]:
+    """A router a seed."""
+    return [training.train(cfg, found, dataclasses.replace(config, seed=seed)) for seed in range(seeds)]
+
+
+def ranked(cfg: MaraConfig, fits: Sequence[Trained], found: Sequence[Slate], passes: int) -> list[list[Chain]]:
+    """What each of them ranks."""
+    return [training.chains(cfg, one.params, found, passes=passes) for one in fits]
+
+
+def values(questions: Sequence[Question], rankings: Sequence[Sequence[Sequence[int]]]) -> Values:
+    """Figures of every question: means over the seeds' rankings."""
+    tables = [metrics.retrieval(questions, own, KS) for own in rankings]
+    return {name: np.mean([table[name] for table in tables], axis=0) for name in tables[0]}
+
+
+def merged(by_set: Mapping[str, Values]) -> dict[str, Values]:
+    """The figures by set, and of the sets pooled, each question counting the same."""
+    names = next(iter(by_set.values()))
+    whole = {name: np.concatenate([own[name] for own in by_set.values()]) for name in names}
+    return {**by_set, POOLED: whole}
+
+
+def means(own: Values) -> dict[str, float]:
+    """The figures of a table."""
+    return {short(name): float(value.mean()) for name, value in own.items()}
+
+
+def short(name: str) -> str:
+    """`r2` for `recall@2`, `all4` for `all@4`."""
+    return name.replace("recall@", "r").replace("all@", "all")
+
+
+def gap(ours: Values, theirs: Values, figure: str) -> str:
+    """Points by which we are better, with the interval of the paired bootstrap over questions."""
+    found = bootstrap.paired(ours[figure], theirs[figure])
+    return f"{100 * found.mean:+.1f} [{100 * found.low:+.1f}, {100 * found.high:+.1f}]"

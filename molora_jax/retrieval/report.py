@@ -1,0 +1,123 @@
+"""The rows of a comparison of retrievers, the keys of its summary, its table and its plot."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from molora_jax.data.multihop.question import Question
+from molora_jax.retrieval import comparison, recipe
+from molora_jax.retrieval.comparison import POOLED, Inputs, Values
+from molora_jax.retrieval.mara import MaraConfig
+from molora_jax.retrieval.slates import Beside
+
+RIVALS = ("bm25", "dense")
+"""What every system is compared with, question by question."""
+KEYS = ("r2", "r4", "all4")
+COLUMNS = ("system", "trained_on", "set", "n", "r2", "r4", "r8", "all4", "cost", "r4_vs_bm25", "r4_vs_dense")
+
+
+class Report:
+    """Measures systems on the same questions.
+
+    Args:
+      add: takes a row.
+      dev: the questions that are pooled, by set.
+      further: others, by name, which are not.
+
+    Attributes:
+      summary: `SET_SYSTEM_FIGURE`.
+    """
+
+    def __init__(
+        self,
+        add: Callable[..., None],
+        dev: Mapping[str, Sequence[Question]],
+        further: Mapping[str, Sequence[Question]] = {},  # noqa: B006 - read alone
+    ):
+        self.dev, self.questions, self.summary = dev, {**dev, **further}, {}
+        self._add, self._rows, self._rivals = add, [], {}
+
+    def untrained(self, beside: Beside, seeds: int) -> None:
+        """Rows of the baselines that `beside` has."""
+        found = {of: comparison.untrained(own, beside, seeds) for of, own in self.questions.items()}
+        for name in next(iter(found.values())):
+            cost = lambda own, name=name: comparison.dense_cost(beside.dense, own) if name == "dense" else 0.0
+            self.measure(name, {of: own[name] for of, own in found.items()}, cost, trained_on="-")
+
+    def trained(
+        self,
+        name: str,
+        cfg: MaraConfig,
+        inputs: Inputs,
+        learn: Mapping[str, Sequence[Question]],
+        seeds: int,
+        *,
+        blind: bool = False,
+    ) -> None:
+        """Rows of a router, of which one is trained a seed on the questions of some sets together.
+
+        Args:
+          blind: the router sees zeros for encodings, at no encoder's cost: what its channels do alone.
+        """
+        bare, config = not cfg.channels, recipe.TRAINING
+        see = lambda own: inputs.slates(own, bare=bare)
+        if blind:
+            see = lambda own: comparison.blind(inputs.slates(own))
+        fits = comparison.fit(cfg, see([question for own in learn.values() for question in own]), config, seeds)
+        rankings = {}
+        for of, own in self.questions.items():
+            runs = comparison.ranked(cfg, fits, see(own), config.passes)
+            rankings[of] = [[chain.ranking for chain in chains] for chains in runs]
+        trained_on = "all" if len(learn) > 1 else next(iter(learn))
+        cost = lambda own: 0.0 if blind else inputs.cost(own, bare=bare)
+        self.measure(name, rankings, cost, trained_on=trained_on)
+
+    def measure(
+        self, name: str, rankings: Mapping[str, Sequence], cost: Callable[[Sequence[Question]], float], **facts: Any
+    ) -> None:
+        """A row for each set and for the pooled ones: rankings by set and seed, encoder tokens × layers a question."""
+        own = {of: comparison.values(self.questions[of], each) for of, each in rankings.items()}
+        own |= comparison.merged({of: own[of] for of in self.dev})
+        if name in RIVALS:
+            self._rivals[name] = own
+        spent = {of: float(cost(questions)) for of, questions in self.questions.items()}
+        spent[POOLED] = sum(spent[of] * len(self.dev[of]) for of in self.dev) / sum(map(len, self.dev.values()))
+        for of, figures in own.items():
+            found = comparison.means(figures)
+            row = dict(system=name, **facts, set=of, n=len(figures["recall@2"]), **found, cost=spent[of])
+            row |= self._gaps(name, of, figures)
+            self._add(**row)
+            self._rows.append(row)
+            if facts.get("trained_on") in ("all", "-"):
+                self.summary |= {f"{of}_{name}_{key}": found[key] for key in KEYS}
+
+    def _gaps(self, name: str, of: str, figures: Values) -> dict[str, str]:
+        pairs = [
+            (rival, figure) for rival in self._rivals if rival != name for figure in ("recall@2", "recall@4", "all@4")
+        ]
+        gap = lambda rival, figure: comparison.gap(figures, self._rivals[rival][of], figure)
+        return {f"{comparison.short(figure)}_vs_{rival}": gap(rival, figure) for rival, figure in pairs}
+
+    def table(self) -> str:
+        """Markdown."""
+        return table(self._rows, COLUMNS)
+
+    def plot(self, axes) -> None:
+        """recall@4 against cost, on the pooled sets."""
+        for row in self._rows:
+            if row["set"] == POOLED and row["trained_on"] in ("all", "-"):
+                axes.scatter(row["cost"] + 1, row["r4"])
+                axes.annotate(row["system"], (row["cost"] + 1, row["r4"]), fontsize=8)
+        axes.set(xscale="log", xlabel="encoder tokens × layers a question, and 1", ylabel="recall@4, sets pooled")
+
+
+def table(rows: Sequence[Mapping], columns: Sequence[str]) -> str:
+    """Markdown; numbers between 0 and 1 in three places."""
+    show = lambda value: (
+        f"{value:.3f}"
+        if isinstance(value, float) and value <= 1
+        else f"{value:,.0f}"
+        if isinstance(value, float)
+        else str(value)
+    )
+    lines = [columns, ["---"] * len(columns), *([show(row.get(c, "")) for c in columns] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"

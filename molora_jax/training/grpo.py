@@ -1,0 +1,236 @@
+"""Stage 1: one adapter over a frozen base learns by reinforcement from verifiable rewards; in the end, its folder."""
+
+import dataclasses
+import functools
+import itertools
+import time
+from pathlib import Path
+
+import jax
+
+from molora_jax.adapters.adapter import Adapter
+from molora_jax.checkpoints import peft
+from molora_jax.checkpoints.model import DTYPES, Model
+from molora_jax.config import UserError
+from molora_jax.data.document import Source
+from molora_jax.data.example import Example
+from molora_jax.data.questions import TESTBED, source
+from molora_jax.training import algorithms, curve, loop, policy_loss, settings, sft, specialist
+from molora_jax.training.actor import Actor
+from molora_jax.training.collector import Collector, Drawing, Round
+from molora_jax.training.optimiser import OptimiserConfig, Schedule
+from molora_jax.training.prompts import Prompts, reward
+from molora_jax.training.rlvr_settings import RLVRConfig
+from molora_jax.training.step import Metrics, State, Trainer
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a run came to, on its problems.
+
+    Attributes:
+      adapter: the folder that it was exported to.
+      before, after: problems that were right with the adapter it started from and in the end, answered greedily.
+      sampled_before, sampled_after: likewise, answered at the temperature of the rollouts.
+      problems: of how many.
+      seconds: of the reinforcement alone, as far as this call did it.
+    """
+
+    adapter: Path
+    before: int
+    after: int
+    sampled_before: int
+    sampled_after: int
+    problems: int
+    seconds: float
+
+
+def run(config: RLVRConfig, folder: Path | str, *, progress: bool = True) -> Result:
+    """Trains, or resumes the run in `folder`, and exports.
+
+    The folder gets `start`, where the supervised run is that it starts from, `config.json`, `checkpoints`,
+    `metrics.jsonl`, `tensorboard`, `reward.png` and `adapter`, a PEFT folder.
+
+    Raises:
+      UserError: any input that cannot be used.
+    """
+    folder = Path(folder)
+    if jax.process_count() > 1:
+        raise UserError(f"rlvr: got {jax.process_count()} processes, expected one: its engine plays on one device")
+    settings.remember(config, folder)
+    model, _ = sft.load(config)
+    adapter = dataclasses.replace(_start(config, model, folder, progress), name=folder.resolve().name)
+    learner = Learner.of(config, model, adapter)
+    print(
+        f"rlvr: {config.algorithm}, {config.steps} batches of {config.prompts} prompts × {config.per_prompt} rollouts, "
+        f"{specialist.count(adapter):,} parameters train",
+        flush=True,
+    )
+    begun = time.monotonic()
+    state = loop.run(
+        learner,
+        learner.collector,
+        loop.LoopConfig(
+            steps=config.steps,
+            log_every=config.log_every,
+            evaluate_every=config.evaluate_every or config.steps,
+            save_every=config.save_every,
+            score="accuracy",
+            best="highest",
+        ),
+        folder=folder,
+        evaluate=functools.partial(learner.evaluate, _problems(config)),
+        progress=progress,
+    )
+    return _finished(config, folder, model, learner.adapter(state), time.monotonic() - begun)
+
+
+class Learner:
+    """A trainer for `training.loop` whose steps are the updates by one batch of rollouts.
+
+    Attributes:
+      trainer: of the adapter.
+      actor: plays it.
+      collector: draws the batches.
+    """
+
+    def __init__(self, config: RLVRConfig, trainer: Trainer, actor: Actor, prompts: Prompts, like: Adapter, scores):
+        self.config, self.trainer, self.actor, self._like = config, trainer, actor, like
+        start = trainer.tree(trainer.init())
+        dtype = start["params"]["embed"]["weight"].dtype
+        how = dict(adapter=self.adapter, tree=trainer.tree, start=start, scores=scores, dtype=dtype)
+        self.collector = Collector(drawing(config), actor, prompts, **how)
+
+    @classmethod
+    def of(cls, config: RLVRConfig, model: Model, adapter: Adapter) -> "Learner":
+        """That of a run, which starts from `adapter`."""
+        unroll = jax.default_backend() == "cpu" and not adapter.gates
+        tree = specialist.tree(dict(model.params), adapter, unroll=unroll)
+        decode = specialist.decoder(model.cfg, remat=config.remat)
+        how = dict(temperature=config.temperature)
+        loss = policy_loss.loss(model.cfg, algorithms.algorithm(config.algorithm), decode, beta=config.beta, **how)
+        trainer = Trainer(
+            tree,
+            loss,
+            OptimiserConfig(
+                groups=specialist.groups(adapter, rate=config.rate, gate_rate=config.rate),
+                schedule=Schedule(warmup=config.warmup),
+                clip=config.clip,
+            ),
+            accumulate=config.accumulate,
+            dtype=None if config.dtype is None else DTYPES[config.dtype],
+            seed=config.seed,
+        )
+        actor = Actor(
+            model.cfg,
+            tree["params"],
+            model.tokenizer,
+            adapter,
+            rows=config.prompts * config.per_prompt,
+            length=config.length,
+            most=config.max_new_tokens,
+        )
+        scores = jax.jit(functools.partial(policy_loss.logprobs, model.cfg, decode, **how))
+        return cls(config, trainer, actor, _prompts(config, model), adapter, scores)
+
+    def init(self) -> State:
+        """Before the first batch."""
+        return self.trainer.init()
+
+    def step(self, state: State, drawn: Round) -> tuple[State, Metrics]:
+        """After `config.updates` updates by as many parts of the batch; the numbers are their means."""
+        parts, found = self.config.updates, []
+        for number in range(parts):
+            state, metrics = self.trainer.step(state, drawn.experience.rows(slice(number, None, parts)))
+            found.append(metrics)
+        mean = {name: sum(metrics[name] for metrics in found) / parts for name in found[0]}
+        finite = functools.reduce(lambda a, b: a & b, (metrics["finite"] for metrics in found))
+        return state, drawn.facts | mean | dict(finite=finite)
+
+    def adapter(self, state: State) -> Adapter:
+        """What is trained, as it is in `state`."""
+        return specialist.trained(self.trainer.tree(state), self._like)
+
+    def evaluate(self, problems: list[Example], state: State) -> dict[str, float]:
+        """How it does on some problems."""
+        self.actor.sync(self.adapter(state))
+        return self.actor.solves(problems, reward(self.config.reward), temperature=self.config.temperature)
+
+
+def drawing(config: RLVRConfig) -> Drawing:
+    """How the batches of a run are drawn."""
+    return Drawing(
+        how=algorithms.algorithm(config.algorithm),
+        prompts=config.prompts,
+        per_prompt=config.per_prompt,
+        temperature=config.temperature,
+        reward=reward(config.reward),
+        overlong=config.overlong,
+        mask_truncated=config.mask_truncated,
+        shuffled=config.shuffled_rewards,
+        beta=config.beta,
+        seed=config.seed,
+    )
+
+
+def _start(config: RLVRConfig, model: Model, folder: Path, progress: bool) -> Adapter:
+    """The adapter of `config.start`, that of a short supervised run, or one that changes nothing yet."""
+    if config.start is None and not config.sft_steps:
+        return specialist.new(model.cfg, model.params, config.adapter, folder.name, seed=config.seed)
+    start = Path(config.start) if config.start else folder / "start" / "adapter"
+    if config.start is None and not start.exists():
+        supervised = settings.SFTConfig(
+            model=config.model,
+            dtype=config.dtype,
+            data=config.data,
+            data_dir=config.data_dir,
+            strict=config.strict,
+            adapter=config.adapter,
+            rows=config.sft_rows,
+            length=config.sft_length,
+            steps=config.sft_steps,
+            rate=config.sft_rate,
+            warmup=config.sft_steps // 10,
+            seed=config.seed,
+            remat=config.remat,
+            evaluate_every=config.sft_steps,
+            save_every=config.sft_steps,
+        )
+        sft.run(supervised, start.parent, progress=progress)
+    return peft.load(start, model.cfg)[0]
+
+
+def _prompts(config: RLVRConfig, model: Model) -> Prompts:
+    """Those that leave room for what follows them."""
+    how = dict(levels=config.levels, signs=config.signs)
+    found = source(config.data, "train", data_dir=config.data_dir, strict=config.strict, **how)
+    if not config.data.startswith(TESTBED):
+        room = config.length - config.max_new_tokens
+        kept = [example for example in found if len(model.tokenizer.encode(example.prompt)) <= room]
+        print(f"data: {config.data}, {len(kept)} prompts of at most {room} tokens, {len(found) - len(kept)} left out")
+        found = kept
+    return Prompts(found, config.seed)
+
+
+def _problems(config: RLVRConfig) -> list[Example]:
+    """The first of the split."""
+    found: Source[Example] = source(config.data, config.split, data_dir=config.data_dir, strict=config.strict)
+    return [found[i] for i in itertools.islice(range(len(found)), config.problems)]
+
+
+def _finished(config: RLVRConfig, folder: Path, model: Model, found: Adapter, seconds: float) -> Result:
+    peft.save(folder / "adapter", model.cfg, found)
+    picture = curve.rewards(
+        folder, f"{config.algorithm} on {config.data}" + ", rewards shuffled" * config.shuffled_rewards
+    )
+    right, sampled, count = (curve.values(folder, f"eval_{name}")[1] for name in ("right", "sampled_right", "problems"))
+    ends = [int(values[i]) for values in (right, sampled) for i in (0, -1)]
+    result = Result(folder / "adapter", *ends, int(count[0]), seconds)
+    print(
+        f"{config.split} problems right: {result.before} of {result.problems} before, {result.after} after "
+        f"{config.steps} batches; sampled, {result.sampled_before} and {result.sampled_after}; {seconds:.0f} s"
+    )
+    if picture:
+        print(f"curve: {picture}")
+    print(f"adapter: --model={config.model} --adapters={found.name}={result.adapter} --adapter={found.name}")
+    return result

@@ -1,0 +1,117 @@
+"""Slates from questions, their cache, and the rows of a comparison."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from molora_jax.config import UserError
+from molora_jax.retrieval import baselines, channels, comparison, once, recipe
+from molora_jax.retrieval.comparison import Inputs
+from molora_jax.retrieval.encode import Encoder, EncoderConfig
+from molora_jax.retrieval.report import Report, table
+from molora_jax.retrieval.slates import Beside
+from tests import fakes
+from tests.retrieval.questions import Letters, normalised, question
+
+
+class Twins:
+    """A sentence encoder that knows a text by its letters."""
+
+    digest, layers = "twins", 2
+
+    def __init__(self):
+        self.calls = 0
+
+    def embed(self, texts):
+        self.calls += 1
+        found = np.array([[text.count(letter) for letter in "abcdeit"] for text in texts], float) + 1e-3
+        return found / np.linalg.norm(found, axis=1, keepdims=True)
+
+    def count(self, texts):
+        return sum(map(len, texts))
+
+
+@pytest.fixture(autouse=True)
+def plain_bm25(monkeypatch):
+    """TF-IDF in BM25's place, so that nothing here needs its package."""
+    monkeypatch.setattr(baselines, "bm25", baselines.tfidf)
+
+
+@pytest.fixture
+def data(tmp_path):
+    for name in ("musique", "hotpotqa", "2wikimultihopqa"):
+        for split, count in (("train", 16), ("dev", 3)):
+            normalised(tmp_path / "multihop" / f"{name}.jsonl", split, count, dataset=name)
+    return tmp_path
+
+
+def test_channels_are_kept_by_what_they_are_made_of(tmp_path):
+    own, twins = question(), Twins()
+    first = Beside(dense=twins, cache=tmp_path).of([own, question(count=2, support=(0,))])
+    again = Beside(dense=twins, cache=tmp_path).of([own])
+    assert twins.calls == 1
+    np.testing.assert_array_equal(again[0][0], first[0][0])
+    np.testing.assert_array_equal(again[0][1], first[0][1])
+    assert first[0][0].shape == (4, len(channels.LEXICAL) + len(channels.DENSE))
+    other = dataclasses.replace(own, question="Which?")
+    Beside(dense=twins, cache=tmp_path).of([other])
+    assert twins.calls == 2
+    assert Beside(cache=tmp_path).of([own])[0][1].shape == (4, 4, len(channels.LEXICAL_LINKS))
+
+
+def test_a_comparison_from_files_to_rows(data):
+    train, dev = (comparison.questions(data, split) for split in ("train", "dev"))
+    assert {name: len(own) for name, own in train.items()} == dict(musique=16, hotpotqa=16, wiki2=16)
+    inputs = Inputs(Encoder(*fakes.model("llama_tied"), Letters(), EncoderConfig(depths=(1, 2))), Beside())
+    rows = []
+    report = Report(lambda **row: rows.append(row), dev, {"more": dev["musique"][:2]})
+    report.untrained(Beside(dense=Twins()), 2)
+    report.measure(
+        "first", {of: [[range(5)] * len(q)] for of, q in report.questions.items()}, lambda q: 7, trained_on="-"
+    )
+    shown = {(row["system"], row["set"]): row for row in rows}
+    assert {name for name, _ in shown} == {"bm25", "tfidf", "dense", "random", "oracle", "first"}
+    assert {of for _, of in shown} == {"musique", "hotpotqa", "wiki2", "pooled", "more"}
+    assert (shown["first", "musique"]["r2"], shown["first", "musique"]["all4"], shown["first", "musique"]["r5"]) == (
+        0.5,
+        0,
+        1,
+    )
+    assert shown["oracle", "pooled"]["r2"] == 1
+    assert shown["oracle", "pooled"]["n"] == 9
+    assert shown["dense", "musique"]["cost"] > 0 == shown["bm25", "musique"]["cost"]
+    assert report.summary["wiki2_first_r2"] == 0.5
+    assert shown["oracle", "musique"]["r2_vs_bm25"].startswith("+")
+    assert report.table().count("\n") == 2 + len(rows)
+    slates = inputs.slates(dev["musique"])
+    assert slates[0].encodings.shape == (5, inputs.width)
+    assert slates[0].channels.shape[1] == len(channels.LEXICAL)
+    assert inputs.slates(dev["musique"], bare=True)[0].links.shape == (5, 5, 0)
+    assert not comparison.blind(slates)[0].encodings.any()
+
+
+def test_both_chains_are_compared_and_counted(data, monkeypatch):
+    monkeypatch.setattr(recipe, "TRAINING", dataclasses.replace(recipe.TRAINING, epochs=1, passes=2, rows=4))
+    inputs = Inputs(Encoder(*fakes.model("llama_tied"), Letters(), EncoderConfig(depths=(1,))), Beside())
+    cfg = dataclasses.replace(recipe.router(inputs, bare=True, mixer="mlp"), layers=0)
+    learn, test = ({"musique": comparison.questions(data, split)["musique"]} for split in ("train", "dev"))
+    rows = []
+    found = once.compare(lambda **row: rows.append(row), inputs, cfg, recipe.TRAINING, learn, test, seeds=1)
+    assert [row["set"] for row in rows] == ["musique", "pooled"]
+    assert found["encode_once_cost_ratio"] > 2  # two passes, the second behind an anchor, and the prefix in every row
+    assert found["encode_once_recall_gap"] == pytest.approx(100 * (rows[0]["once"] - rows[0]["published"]))
+
+
+def test_what_is_missing_is_said(tmp_path):
+    with pytest.raises(UserError, match="musique"):
+        comparison.questions(tmp_path, "dev")
+    with pytest.raises(UserError, match="got 0 files"):
+        comparison.babi(tmp_path, "train", 3)
+
+
+def test_a_table():
+    assert (
+        table([dict(a=0.25, b="x"), dict(a=1234.5)], ["a", "b"])
+        == "| a | b |\n| --- | --- |\n| 0.250 | x |\n| 1,234 |  |\n"
+    )
