@@ -164,7 +164,7 @@ def test_data_that_cannot_be_used_is_refused(folder, tmp_path):
     for changes, message in (
         (dict(held_out=48), "got 48 documents of at most 32 tokens"),
         (dict(length=8), "has no usable line"),
-        (dict(data="gsm9k"), "tasks: got 'gsm9k'"),
+        (dict(data="gsm9k"), "data: got 'gsm9k'"),
         (dict(data="svamp", data_dir=str(tmp_path)), "got the split 'train'"),
     ):
         with pytest.raises(UserError, match=message):
