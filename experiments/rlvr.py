@@ -11,7 +11,6 @@ from ml_collections import config_flags
 
 from molora_jax import cli, compilation
 from molora_jax.checkpoints.resolve import cache_folder
-from molora_jax.config import UserError
 from molora_jax.evaluation import rlvr
 from molora_jax.training import grpo, settings
 from molora_jax.training.rlvr_settings import RLVRConfig
@@ -24,19 +23,10 @@ _PROGRESS = flags.DEFINE_bool("progress", True, "Draw a bar with the time left."
 def main() -> None:
     """Trains as the config says, exports the expert and writes its report; see the flags."""
     compilation.use_cache(cache_folder() / "xla")
-    config = settings.frozen(_config(), RLVRConfig)
+    config = settings.frozen(cli.config(_CONFIG.value, "configs/rlvr_testbed.py:calc"), RLVRConfig)
     out = Path(_OUT.value or Path("runs/rlvr") / config.data.split(":")[-1])
     result = grpo.run(config, out, progress=_PROGRESS.value)
     print(rlvr.report(config, result, out))
-
-
-def _config():
-    try:
-        if _CONFIG.value is not None and _CONFIG.value.to_dict():
-            return _CONFIG.value
-    except Exception as e:  # what a file raises that is not there, or is no config
-        raise UserError(f"config: got {' '.join(str(e).split())[:200]}, expected a file with get_config()") from None
-    raise UserError("config: got none, expected --config=configs/rlvr_testbed.py:calc or another with get_config()")
 
 
 if __name__ == "__main__":

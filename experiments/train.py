@@ -9,7 +9,6 @@ from ml_collections import config_flags
 
 from molora_jax import cli, compilation, distributed
 from molora_jax.checkpoints.resolve import cache_folder
-from molora_jax.config import UserError
 from molora_jax.training import settings, sft
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "File with get_config(), and what it takes after a colon.")
@@ -26,16 +25,7 @@ def main() -> None:
     if _DISTRIBUTED.value:
         distributed.initialize(_COORDINATOR.value, _PROCESSES.value, _INDEX.value)
     compilation.use_cache(cache_folder() / "xla")
-    sft.run(settings.frozen(_config()), _OUT.value, progress=_PROGRESS.value)
-
-
-def _config():
-    try:
-        if _CONFIG.value is not None and _CONFIG.value.to_dict():
-            return _CONFIG.value
-    except Exception as e:  # what a file raises that is not there, or is no config
-        raise UserError(f"config: got {' '.join(str(e).split())[:200]}, expected a file with get_config()") from None
-    raise UserError("config: got none, expected --config=configs/gsm8k.py or another file with get_config()")
+    sft.run(settings.frozen(cli.config(_CONFIG.value, "configs/gsm8k.py")), _OUT.value, progress=_PROGRESS.value)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import logging
 import sys
 from collections.abc import Callable
+from typing import Any
 
 from absl import app, flags
 
@@ -26,6 +27,23 @@ def run(main: Callable[[], None]) -> None:
             sys.exit(130)
 
     app.run(guarded, flags_parser=_parsed)
+
+
+def config(value: Any, example: str) -> Any:
+    """What a flag of `config_flags` holds.
+
+    Args:
+      example: a file that would do, for whoever gave none.
+
+    Raises:
+      UserError: no file, or one that gives no config.
+    """
+    try:
+        if value is not None and value.to_dict():
+            return value
+    except Exception as e:  # what a file raises that is not there, or is no config
+        raise UserError(f"config: got {' '.join(str(e).split())[:200]}, expected a file with get_config()") from None
+    raise UserError(f"config: got none, expected --config={example} or another file with get_config()")
 
 
 def _parsed(argv: list[str]) -> list[str]:
