@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -135,6 +135,12 @@ class Bench:
         versions = " ".join(f"{k} {v}" for k, v in facts["versions"].items())
         print(f"{facts['processor']}, {facts['cores']} cores, load {load}; python {facts['python']} {versions}")
         print_summary(summary)
+
+
+def markdown(rows: Iterable[Sequence[str]]) -> str:
+    """A table; the first row is its head."""
+    head, *rest = rows
+    return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rest))
 
 
 def print_summary(summary: Mapping[str, float]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from molora_jax import benchmarking
 from molora_jax.checkpoints.model import Model
 from molora_jax.config import UserError
 from molora_jax.data.example import Example
@@ -90,11 +91,11 @@ def table(runs: Sequence[Comparison]) -> str:
     """A line a system, a column a set: means over the runs in percent, ± the standard deviation between them where
     there are several, else the 95 % interval; in Markdown."""
     first = runs[0]
-    rows = [["system", *first.sets], ["---"] * (1 + len(first.sets))]
+    rows = [["system", *first.sets]]
     for system in first.right:
         cells = [_cell([run.accuracy(system, name) for run in runs if system in run.right]) for name in first.sets]
         rows.append([system, *cells])
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    return benchmarking.markdown(rows)
 
 
 def _cell(found: Sequence[Accuracy]) -> str:

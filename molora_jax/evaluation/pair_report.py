@@ -76,7 +76,7 @@ def accuracy_at(runs: Sequence[Run], router: str, share: float) -> float:
 
 def table(runs: Sequence[Run]) -> str:
     """A line a router and share, the models alone around them, in Markdown; means over the runs."""
-    rows = [["router", "share", "realised", "solved", "over random tokens", "tokens/s"], ["---"] * 6]
+    rows = [["router", "share", "realised", "solved", "over random tokens", "tokens/s"]]
     end = lambda name: [run["ends"][name] for run in runs]
     rows.append(["small model", "0", *_cells(end("small"), None)])
     for share in shares(runs):
@@ -84,7 +84,7 @@ def table(runs: Sequence[Run]) -> str:
             gap = None if router == RANDOM else difference(runs, router, RANDOM, share)
             rows.append([name, f"{share:g}", *_cells(points(runs, router, share), gap)])
     rows.append(["large model", "1", *_cells(end("large"), None)])
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    return benchmarking.markdown(rows)
 
 
 def _cells(found: Sequence[dict[str, Any]], gap: Difference | None) -> list[str]:

@@ -53,10 +53,10 @@ def as_values(found: Routing) -> dict:
 
 def routing_table(routed: Mapping[str, Routing]) -> str:
     """A line a composition: how sure its router is, means over layers, in Markdown."""
-    rows = [["composition", *NUMBERS], ["---"] * (1 + len(NUMBERS))]
+    rows = [["composition", *NUMBERS]]
     for name, found in routed.items():
         rows.append([name, *(f"{found.mean(n):.3f}" if n in found.by_layer else "" for n in NUMBERS)])
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    return benchmarking.markdown(rows)
 
 
 def draw(path: Path, found: Routing, title: str) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from molora_jax import benchmarking
 from molora_jax.data.multihop.question import Question
 from molora_jax.retrieval import comparison, recipe
 from molora_jax.retrieval.comparison import POOLED, Inputs, Values
@@ -119,5 +120,4 @@ def table(rows: Sequence[Mapping], columns: Sequence[str]) -> str:
         if isinstance(value, float)
         else str(value)
     )
-    lines = [columns, ["---"] * len(columns), *([show(row.get(c, "")) for c in columns] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+    return benchmarking.markdown([columns, *([show(row.get(c, "")) for c in columns] for row in rows)]) + "\n"

@@ -78,11 +78,6 @@ def points(difference: Difference) -> str:
     return f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
 def _shares(runs: Sequence[Comparison], system: str, name: str) -> str:
     found = [100 * run.accuracy(system, name).share for run in runs if system in run.right]
     spread = f" ± {np.std(found, ddof=1):.1f}" if len(found) > 1 else ""
@@ -98,7 +93,7 @@ def _experts(found: Sequence[Mapping[str, Any]]) -> tuple[str, dict[str, float]]
         systems = ("base", "supervised", "rewarded", "shuffled rewards")
         rows.append([name, *(_shares(runs, system, name) for system in systems), points(gain)])
     head = ["domain", "base", "supervised start", "after rewards", "control: shuffled rewards", "gain by rewards"]
-    text = "## Experts by verifiable rewards (accuracy in percent)\n\n" + _table(head, rows)
+    text = "## Experts by verifiable rewards (accuracy in percent)\n\n" + benchmarking.markdown([head, *rows])
     return text, dict(rlvr_gain_min_of_best3=100 * sorted(gains.values())[-3])
 
 
@@ -122,7 +117,7 @@ def _mixtures(found: Sequence[Mapping[str, Any]]) -> tuple[str, dict[str, float]
         [
             "## Compositions (accuracy in percent, mean ± standard deviation over seeds)",
             comparison.table(runs),
-            _table(["points of", "over", "prompts of", "difference (95 % interval)"], rows),
+            benchmarking.markdown([["points of", "over", "prompts of", "difference (95 % interval)"], *rows]),
             _routing(found, counts),
         ]
     )
@@ -143,7 +138,8 @@ def _routing(found: Sequence[Mapping[str, Any]], counts: Mapping[str, int]) -> s
         shown = ["" if (v := value(n)) is None else f"{v:.3f}" for n in names]
         mine = np.mean([_own_share(r) for r in own])
         rows.append([kind, f"{counts[kind]:,}", *shown, f"{mine:.3f}"])
-    return _table(["composition", "trained parameters", *names, "share of the domain's own expert"], rows)
+    head = ["composition", "trained parameters", *names, "share of the domain's own expert"]
+    return benchmarking.markdown([head, *rows])
 
 
 def _own_share(routing: Mapping[str, Any]) -> float:
@@ -163,7 +159,7 @@ def _gates(found: Sequence[Mapping[str, Any]]) -> tuple[str, dict[str, float]]:
     gap = lambda run, name: run.accuracy("malora", name).share - run.accuracy("equal", name).share
     each = [100 * np.mean([gap(runs[name][i], name) for name in domains]) for i in range(len(found))]
     text = "## Gates against LoRA of as many parameters (`equal`; accuracy in percent, and points over it)\n\n"
-    text += _table(["kind", "parameters", *domains], rows)
+    text += benchmarking.markdown([["kind", "parameters", *domains], *rows])
     text += "\n\nMaLoRA minus LoRA by seed: " + ", ".join(f"{value:+.1f}" for value in each) + " points."
     return text, dict(malora_minus_lora=float(np.mean(each)))
 
