@@ -4,8 +4,6 @@ import dataclasses
 from typing import Any
 
 from molora_jax.adapters.adapter import Adapter
-from molora_jax.adapters.library import Library
-from molora_jax.typing import Params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +19,3 @@ class Composition:
     experts: tuple[Adapter, ...]
     mixer: Any
     attention: Adapter | None = None
-
-    def library(self, params: Params) -> Library:
-        """All of it in a bank for these parameters."""
-        return Library.holding(self.experts, params, shared=self.attention)

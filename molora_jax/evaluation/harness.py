@@ -10,15 +10,14 @@ import numpy as np
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 
-from molora_jax.adapters.composition import Composition
 from molora_jax.checkpoints.model import Model
 from molora_jax.config import UserError
 from molora_jax.data.document import Document
 from molora_jax.engine.request import Request
 from molora_jax.evaluation.likelihood import likelihood
 from molora_jax.evaluation.systems import BASE, Answerer, System
+from molora_jax.serving.text import TextEngine
 from molora_jax.text.chat import render
-from molora_jax.text.stream import TextStream
 
 
 class HarnessModel(LM):
@@ -38,7 +37,7 @@ class HarnessModel(LM):
         self._answerer: Answerer | None = None
         self._experts = {}
         if system.experts:
-            bank = Composition(system.experts, system.mixer, system.attention).library(model.params).bank
+            bank = system.library(model.params).bank
             names = [expert.name for expert in system.experts]
             expert = names.index(system.single) if system.single else 0
             self._experts = dict(bank=bank, mixer=system.mixer, expert=expert)
@@ -62,26 +61,13 @@ class HarnessModel(LM):
         """The continuation of each (context, arguments), without the stop string that ended it."""
         if self._answerer is None:
             self._answerer = Answerer(self.model, self.system, rows=self.rows, length=self.length)
-        engine, tokenizer = self._answerer.engine, self.model.tokenizer
-        streams, texts, running = {}, {}, set()
-        for request in requests:
-            context, how = request.args
-            number = engine.submit(self._request(context, how))
-            streams[number] = TextStream(tokenizer, _stops(how))
-            texts[number] = ""
-            running.add(number)
-        while running:
-            for event in engine.step():
-                stream = streams[event.request]
-                ended = event.finished == "stop"
-                for token in event.tokens[:-1] if ended else event.tokens:
-                    texts[event.request] += stream.push(token)
-                if stream.stopped and not event.finished:
-                    engine.abort(event.request)
-                if stream.stopped or event.finished:
-                    texts[event.request] += stream.flush()
-                    running.discard(event.request)
-        return [texts[number] for number in sorted(texts)]
+        engine = TextEngine(self._answerer.engine, self.model.tokenizer)
+        asked = [request.args for request in requests]
+        texts = {engine.submit(self._request(context, how), _stops(how)): "" for context, how in asked}
+        while engine.busy:
+            for piece in engine.step():
+                texts[piece.request] += piece.text
+        return list(texts.values())
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """The conversation by the tokenizer's own template."""

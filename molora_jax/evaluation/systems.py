@@ -20,7 +20,10 @@ from molora_jax.data.token_domains import token_domains
 from molora_jax.engine.engine import Engine
 from molora_jax.engine.experts import Experts
 from molora_jax.engine.request import EngineConfig, Request
-from molora_jax.typing import Bool
+from molora_jax.typing import Bool, Params
+
+LENGTH = 128
+"""Most tokens of a prompt and its answer on the testbed."""
 
 Owner = Mapping[str, str | None]
 """Name of the expert of each domain; None is the base."""
@@ -47,6 +50,10 @@ class System:
     single: str | None = None
     owner: Owner | None = None
     classifier: PromptClassifier | None = None
+
+    def library(self, params: Params) -> Library:
+        """The experts, and what all tokens have, in a bank for these parameters."""
+        return Library.holding(self.experts, params, shared=self.attention)
 
 
 BASE = System(name="base")
@@ -77,7 +84,7 @@ class Answerer:
       length: most tokens of a prompt and its answer.
     """
 
-    def __init__(self, model: Model, system: System, *, rows: int = 64, length: int = 128):
+    def __init__(self, model: Model, system: System, *, rows: int = 64, length: int = LENGTH):
         self.model, self.system = model, system
         config = EngineConfig(max_rows=rows, max_length=length, block=length)
         self.engine = Engine(model.cfg, model.params, config, _experts(model, system))
@@ -108,8 +115,7 @@ def answers(model: Model, system: System, examples: Sequence[Example], **how) ->
 def _experts(model: Model, system: System) -> Experts | None:
     if not system.experts:
         return None
-    library = Library.holding(system.experts, model.params, shared=system.attention)
-    return Experts(library, model.cfg.vocab, router=system.mixer)
+    return Experts(system.library(model.params), model.cfg.vocab, router=system.mixer)
 
 
 def _choices(model: Model, system: System, examples, prompts) -> list[dict[str, Any]]:

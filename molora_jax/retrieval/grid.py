@@ -11,16 +11,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from molora_jax.adapters.adapter import Adapter
-from molora_jax.adapters.library import Library
 from molora_jax.checkpoints.model import Model
 from molora_jax.data.document import Mapped, from_example
 from molora_jax.data.multihop.question import Question
 from molora_jax.data.pipeline import Batches, Spec
 from molora_jax.data.testbed import facts
 from molora_jax.data.testbed.verifier import JUDGE
-from molora_jax.engine.experts import Experts
-from molora_jax.evaluation import bootstrap
-from molora_jax.evaluation.testbed import LENGTH, solutions
+from molora_jax.evaluation import bootstrap, systems
+from molora_jax.evaluation.systems import LENGTH, System
 from molora_jax.retrieval import chain, recipe, training
 from molora_jax.retrieval.comparison import Inputs
 from molora_jax.retrieval.encode import Encoder, EncoderConfig
@@ -134,9 +132,9 @@ def answered(
 ) -> tuple[np.ndarray, float]:
     """Which questions are answered right, and the mean number of prompt tokens."""
     examples = [facts.read(question, picked) for question, picked in zip(asked, chosen, strict=True)]
-    how = {}
+    reader = systems.BASE
     if adapter is not None:
-        how = dict(experts=Experts(Library.holding([adapter], model.params), model.cfg.vocab), adapter=adapter.name)
-    written = solutions(model, examples, **how)
+        reader = System(name=adapter.name, experts=(adapter,), single=adapter.name)
+    written = systems.answers(model, reader, examples, length=LENGTH)
     found = JUDGE.verify([example.answer for example in examples], written)
     return np.array(found, float), float(np.mean([len(model.tokenizer.encode(e.prompt)) for e in examples]))
