@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from molora_jax.config import UserError
-from molora_jax.evaluation.testbed import Accuracy
+from molora_jax.evaluation.accuracy import Accuracy
 from molora_jax.training.grpo import Result
 from molora_jax.training.rlvr_settings import RLVRConfig
 
@@ -40,5 +40,5 @@ def report(config: RLVRConfig, result: Result, folder: Path) -> str:
 
 
 def _values(accuracy: Accuracy) -> dict[str, float]:
-    low, high = accuracy.interval
-    return dict(right=accuracy.right, share=round(accuracy.share, 4), low=round(low, 4), high=round(high, 4))
+    """Without the number of problems, which is the same for all."""
+    return {name: value for name, value in accuracy.values.items() if name != "n"}

@@ -53,7 +53,8 @@ def routing(model: Model, found: Composition, examples: Sequence[Example], *, ro
       UserError: an example of more than `length` tokens, or a router without scores.
     """
     tree = mixture.tree(model.params, found.experts, found.mixer, found.attention)
-    domains = tuple(sorted({name for e in examples for name in token_domains(model.tokenizer, e)}))
+    named = [token_domains(model.tokenizer, example) for example in examples]
+    domains = tuple(sorted({name for names in named for name in names}))
     experts = len(found.experts)
     totals, sums, counts, weight = np.zeros((len(domains), experts)), {}, np.zeros(len(domains)), 0
     for at in range(0, len(examples), rows):
@@ -65,7 +66,7 @@ def routing(model: Model, found: Composition, examples: Sequence[Example], *, ro
         weight += tokens
         for name, values in measured.items():
             sums[name] = sums.get(name, 0) + tokens * np.asarray(values)
-        own = _domain_ids(model, part, domains, batch.tokens.shape)
+        own = _domain_ids(named[at : at + rows], domains, batch.tokens.shape)
         for i in range(len(domains)):
             mine = own.reshape(-1) == i
             totals[i] += np.asarray(shares)[mine].sum(axis=0)
@@ -75,11 +76,10 @@ def routing(model: Model, found: Composition, examples: Sequence[Example], *, ro
     return Routing(by_layer, domains, names, totals / np.maximum(counts, 1)[:, None])
 
 
-def _domain_ids(model: Model, examples: Sequence[Example], domains: tuple[str, ...], shape) -> np.ndarray:
-    """Number of each token's domain, -1 for pads."""
+def _domain_ids(named: Sequence[Sequence[str]], domains: tuple[str, ...], shape) -> np.ndarray:
+    """Number of each token's domain by the rows' names, -1 for pads."""
     ids = np.full(shape, -1)
-    for i, example in enumerate(examples):
-        names = token_domains(model.tokenizer, example)
+    for i, names in enumerate(named):
         ids[i, : len(names)] = [domains.index(name) for name in names]
     return ids
 

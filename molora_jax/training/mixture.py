@@ -10,12 +10,13 @@ import jax.numpy as jnp
 from molora_jax.adapters import router_losses
 from molora_jax.adapters.adapter import Adapter
 from molora_jax.adapters.fresh import fresh
+from molora_jax.adapters.library import Library
 from molora_jax.adapters.mixtures import mole, settings, soups, xlora
 from molora_jax.adapters.route import LAYER, Choice, Route
 from molora_jax.adapters.router import Router, new_router
 from molora_jax.adapters.selection import Rule
-from molora_jax.adapters.shared import with_shared, without_shared
-from molora_jax.adapters.spec import BankSpec, new_bank, pack, projection_shape, write
+from molora_jax.adapters.shared import without_shared
+from molora_jax.adapters.spec import BankSpec, projection_shape
 from molora_jax.config import ModelConfig, UserError
 from molora_jax.data.batch import Batch
 from molora_jax.models import transformer
@@ -88,8 +89,7 @@ def new_mixer(
 ) -> Any:
     """A router of that kind to train, its experts in the first slots of a bank of as many."""
     count, depth = len(experts), cfg.layers
-    sites = tuple(site for site in BankSpec.holding(experts).ranks)
-    shapes = {site: projection_shape(params, site) for site in sites}
+    shapes = {site: projection_shape(params, site) for site in BankSpec.holding(experts).ranks}
     widths = {site: d for site, (_, d) in shapes.items()}
     if config.kind in RULES:
         router = _decider(cfg, config, count, seed)
@@ -131,11 +131,7 @@ def tree(params: Params, experts: Sequence[Adapter], mixer: Any, attention: Adap
 
     `params` may be taken apart into layers (`transformer.unstack`), which a step then unrolls.
     """
-    spec = BankSpec.holding(experts)
-    bank = new_bank(spec, params)
-    for slot, expert in enumerate(experts):
-        bank = write(bank, slot, pack(spec, params, expert))
-    bank = bank if attention is None else with_shared(bank, params, attention)
+    bank = Library.holding(experts, params, shared=attention).bank
     return {"params": params, "bank": bank, "router": _leaves(mixer)}
 
 

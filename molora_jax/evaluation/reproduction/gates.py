@@ -8,14 +8,13 @@ from molora_jax.adapters.gate import PUBLISHED
 from molora_jax.checkpoints import model as models
 from molora_jax.data.testbed.recipe import Stream, specialist
 from molora_jax.evaluation import comparison
-from molora_jax.evaluation.reproduction.plan import MLP, Plan
+from molora_jax.evaluation.reproduction.plan import ENDLESS, MLP, Plan
 from molora_jax.evaluation.systems import System
 from molora_jax.training.fit import fit
 from molora_jax.training.specialist import AdapterConfig, count, named
 
 USES = ("large", "problems", "rate", "gated", "gate_domains", "gates")
 RANK = 8
-ENDLESS = 1 << 30
 
 
 def run(plan: Plan, seed: int, runs: Path) -> dict[str, Any]:

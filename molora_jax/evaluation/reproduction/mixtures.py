@@ -21,7 +21,7 @@ from molora_jax.evaluation import comparison, report, systems
 from molora_jax.evaluation.reproduction import experts as stage1
 from molora_jax.evaluation.reproduction.plan import SINGLE, Plan, seed_folder
 from molora_jax.evaluation.routing import routing
-from molora_jax.evaluation.systems import System
+from molora_jax.evaluation.systems import LENGTH, System
 from molora_jax.training import classifier, compose, distil
 from molora_jax.training.compose import ComposeConfig
 from molora_jax.training.distil import DistilConfig
@@ -30,7 +30,6 @@ from molora_jax.training.mixture import MixtureConfig
 from molora_jax.training.specialist import AdapterConfig
 
 USES = (*stage1.USES, "traces", "composed", "kinds", "joint")
-LENGTH = 128
 OWNER = {name: name for name in SINGLE}
 
 

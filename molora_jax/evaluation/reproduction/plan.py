@@ -15,6 +15,9 @@ MIXED = ("several", "bare", "interleaved")
 MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 """Sites of the experts, as in Molavi et al. 2026."""
 
+ENDLESS = 1 << 30
+"""Examples of a stream that is trained on; no run gets to their end."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:

@@ -13,25 +13,19 @@ from typing import Any
 
 from molora_jax import benchmarking
 from molora_jax.adapters.composition import Composition
-from molora_jax.adapters.library import Library
 from molora_jax.checkpoints import model as models
 from molora_jax.checkpoints.model import Model
 from molora_jax.data.example import Example
-from molora_jax.data.questions import questions
 from molora_jax.data.testbed import prompts, splits
 from molora_jax.data.testbed.domains import DOMAINS
 from molora_jax.data.testbed.problem import draw
 from molora_jax.data.testbed.recipe import Stream, specialist
-from molora_jax.engine.engine import Engine
-from molora_jax.engine.experts import Experts
-from molora_jax.engine.request import EngineConfig
 from molora_jax.evaluation import comparison, systems
 from molora_jax.evaluation.comparison import Comparison
-from molora_jax.evaluation.reproduction.mixtures import LENGTH, OWNER, settings
-from molora_jax.evaluation.reproduction.plan import MLP, SINGLE, Plan
+from molora_jax.evaluation.reproduction.mixtures import OWNER, drawn, settings
+from molora_jax.evaluation.reproduction.plan import ENDLESS, MLP, SINGLE, Plan
 from molora_jax.evaluation.systems import Answerer, System
-from molora_jax.training import compose, distil
-from molora_jax.training.distil import DistilConfig
+from molora_jax.training import compose
 from molora_jax.training.fit import fit
 from molora_jax.training.specialist import AdapterConfig
 
@@ -42,7 +36,6 @@ STEPS = 2
 """Operations of each of K problems."""
 PASSES = (3, 4)
 """Experts whose passes are timed against one routed pass."""
-ENDLESS = 1 << 30
 
 
 def run(plan: Plan, seed: int, runs: Path) -> dict[str, Any]:
@@ -52,10 +45,7 @@ def run(plan: Plan, seed: int, runs: Path) -> dict[str, Any]:
     how = dict(steps=plan.small_supervised, rate=plan.rate, seed=seed)
     streams = {name: Stream(specialist(name), "train", seed, ENDLESS) for name in SINGLE}
     experts = [fit(small, stream, name, config, **how) for name, stream in streams.items()]
-    asked = [e for name in SINGLE for e in questions(f"testbed:{name}", "train", plan.traces, seed=1000 + seed)]
-    library = Experts(Library.holding(experts, small.params), small.cfg.vocab)
-    engine = Engine(small.cfg, small.params, EngineConfig(max_rows=64, max_length=LENGTH, block=LENGTH), library)
-    traces, _ = distil.traces(engine, small.tokenizer, asked, OWNER, DistilConfig(max_new_tokens=LENGTH - 1))
+    traces, _ = drawn(plan, small, experts, seed)
     routed = compose.run(small, experts, traces, OWNER, settings(plan, "hard_dense", seed), progress=False)
     sets = plan.sets() | {f"{K} domains": several(plan.problems)}
     rivals = [*systems.bounds(experts, OWNER, small.cfg.layers), systems.composed("routed by token", routed)]
@@ -84,8 +74,12 @@ def passes(model: Model, routed: Composition, examples: Sequence[Example], repea
     token = Answerer(model, systems.composed("routed", routed))
     alone = [System(name=e.name, experts=routed.experts, single=e.name) for e in routed.experts[: max(PASSES)]]
     each = [Answerer(model, system) for system in alone]
-    ask = lambda group: lambda: [answerer(examples) for answerer in group] and None
-    groups = {"token": ask([token])} | {str(k): ask(each[:k]) for k in PASSES}
-    timed = benchmarking.interleave(groups, repeats)
+
+    def ask(group: Sequence[Answerer]) -> None:
+        for answerer in group:
+            answerer(examples)
+
+    groups = {"token": [token]} | {str(k): each[:k] for k in PASSES}
+    timed = benchmarking.interleave({k: functools.partial(ask, group) for k, group in groups.items()}, repeats)
     ratios = {str(k): timed[str(k)].median / timed["token"].median for k in PASSES}
     return dict(seconds={name: timing.runs for name, timing in timed.items()}, ratios=ratios)
