@@ -1,7 +1,9 @@
-"""What all tests share: full matmul precision, quick compilation, repeatable examples, float64 in its own process."""
+"""What all tests share: full matmul precision, quick and bounded compilation, repeatable examples, float64 apart."""
 
+import gc
 import os
 import pathlib
+from collections.abc import Iterator
 
 import hypothesis
 import jax
@@ -15,6 +17,17 @@ hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=No
 hypothesis.settings.load_profile("repeatable")
 
 EXACT = pathlib.Path(__file__).parent / "exact"
+MAPS = pathlib.Path("/proc/self/maps")  # Linux only
+MOST_MAPS = 30_000  # a process may have 65,530 and the largest file of tests adds 9,000: the one past it is a crash
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forget_programs() -> Iterator[None]:
+    """Drops compiled programs between files when they fill the process's memory maps, of which each takes several."""
+    yield
+    if MAPS.exists() and len(MAPS.read_text().splitlines()) > MOST_MAPS:
+        jax.clear_caches()
+        gc.collect()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
