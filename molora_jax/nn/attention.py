@@ -6,6 +6,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from molora_jax.nn import splash
 from molora_jax.nn.layout import NOWHERE, Dense, Ragged
 from molora_jax.typing import Array, Float, Int
 
@@ -44,16 +45,25 @@ def dense_attention(
     *,
     window: Int[Array, ""] | int,
     scale: float,
+    windows: tuple[int, ...] | None = None,
 ) -> Float[Array, "H d N"]:
     """softmax(q kᵀ · scale) v within each row (Vaswani et al. 2017, §3.2.1); `window` 0 sees the whole row.
 
-    Rows longer than `LONG` go `QUERIES` queries at a time, here and in the backward pass, which computes their scores
-    again: scores of all pairs of a row, [B H T T], then never exist.
+    Scores of all pairs of a row longer than `LONG`, [B H T T], never exist: a TPU has a kernel (`nn.splash`), and
+    elsewhere `QUERIES` queries go at a time, here and in the backward pass, which computes their scores again.
+
+    Args:
+      windows: all values that a traced `window` may take; without them the kernel has to be left out.
     """
     B, T = layout.shape
     H, d, _ = q.shape
     K, acc = k.shape[0], jnp.promote_types(q.dtype, jnp.float32)
-    q = (q.astype(acc) * scale).astype(q.dtype).reshape(K, H // K, d, B, T).transpose(3, 0, 2, 1, 4)
+    q = (q.astype(acc) * scale).astype(q.dtype)
+    if T > LONG and windows and splash.runs_here(q.dtype):
+        rows = (x.reshape(-1, d, B, T).transpose(2, 0, 3, 1) for x in (q, k, v))
+        out = splash.splash_attention(*rows, layout, window=window, windows=windows)
+        return out.transpose(1, 3, 0, 2).reshape(H, d, B * T)
+    q = q.reshape(K, H // K, d, B, T).transpose(3, 0, 2, 1, 4)
     k, v = (x.reshape(K, d, B, T).transpose(2, 0, 1, 3) for x in (k, v))
     attend = functools.partial(_attend, k, v, layout, window)
     if T <= LONG:

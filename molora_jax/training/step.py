@@ -1,5 +1,6 @@
 """One training step: a jitted, donated function of the state and a batch, over the trained leaves alone."""
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -93,7 +94,8 @@ class Trainer:
 
     def init(self) -> State:
         """The state before the first step; each call gives buffers of its own."""
-        return self._init(self._trained)
+        with self._mesh():
+            return self._init(self._trained)
 
     def step(self, state: State, batch: Batch) -> tuple[State, Metrics]:
         """The state after one update, and "loss", "weight", "grad_norm", "finite" and the loss's extras as averages.
@@ -104,11 +106,17 @@ class Trainer:
         rows = batch.tokens.shape[0]
         if rows % self._rows:
             raise UserError(f"step: got {rows} rows for {self._rows} microbatches, expected a multiple")
-        return self._step(state, self.frozen, self._placed(batch))
+        with self._mesh():
+            return self._step(state, self.frozen, self._placed(batch))
 
     def sums(self, state: State, batch: Batch) -> Sums:
         """The loss of a batch as it is, without a gradient; with the key of step 0, so that it repeats."""
-        return self._sums(state.trained, self.frozen, self._placed(batch))
+        with self._mesh():
+            return self._sums(state.trained, self.frozen, self._placed(batch))
+
+    def _mesh(self):
+        """The kernels have to know over how many devices they are cut."""
+        return contextlib.nullcontext() if self.place is None else jax.set_mesh(self.place.mesh)
 
     def _placed(self, batch: Batch) -> Batch:
         return batch if self.place is None else self.place.batch(batch)

@@ -1,11 +1,13 @@
 """The public function: the equation, the contract, and every check of its operands."""
 
+import functools
 from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels import common
+from pallas_kernels.mesh import over_mesh
 from pallas_kernels.routed_lora import gpu, tpu, vjp, xla
 from pallas_kernels.routed_lora.layout import banks
 
@@ -59,9 +61,19 @@ def routed_lora(
     weights, gate = (None if v is None else jnp.asarray(v) for v in (weights, gate))
     ids, weights = split_route(route, weights)
     check(x, a, b, ids, weights, scale, gate, rank_major)
-    pair = banks(a, b, rank_major)
     if x.shape[0] == 0:
-        return jnp.zeros((0, pair.width_out), x.dtype)
+        return jnp.zeros((0, banks(a, b, rank_major).width_out), x.dtype)
+    up = (None, None, "columns") if rank_major else (None, "columns", None)
+    row = ("rows", None)
+    run = functools.partial(_routed, backend, interpret, rank_major)
+    gated = ("rows",) if gate is not None and gate.ndim == 1 else row
+    ins = (row, (None, None, None), up, ("rows",), row, (None,), gated)
+    return over_mesh(run, ins, ("rows", "columns"), x, a, b, ids, weights, scale, gate)
+
+
+def _routed(backend, interpret, rank_major, x, a, b, ids, weights, scale, gate):
+    """By the backend that suits what one device has of the operands."""
+    pair = banks(a, b, rank_major)
     why_not = {"tpu": tpu.why_not(x, pair, soft=ids is None), "gpu": gpu.why_not(x, pair, soft=ids is None)}
     chosen = common.choose_backend("routed_lora", backend, why_not, interpret=bool(interpret))
     if backend == "auto" and chosen in common.KERNELS:

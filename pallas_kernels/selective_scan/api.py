@@ -1,5 +1,6 @@
 """The public function: the equation, the contract, and every check of its operands."""
 
+import functools
 from typing import Any
 
 import jax
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from pallas_kernels import common
+from pallas_kernels.mesh import over_mesh
 from pallas_kernels.selective_scan import gpu, tpu, vjp
 from pallas_kernels.selective_scan.layout import Operands
 
@@ -69,13 +71,21 @@ def selective_scan(
     ops = Operands(u, dt, A.T, Bm, Cm, h0.swapaxes(1, 2), reset)
     if u.size == 0:
         return jnp.zeros(u.shape, u.dtype), h0.astype(ops.acc)
-    why_not = {"tpu": tpu.why_not(ops), "gpu": gpu.why_not(ops)}
     if backend == "auto" and length == 1:
         backend = "xla"
-    chosen = common.choose_backend("selective_scan", backend, why_not, interpret=bool(interpret))
-    y, last = vjp.scan(chosen, interpret, ops)
+    lane, state = ("rows", None, "columns"), ("rows", None, None)
+    ins = (lane, lane, (None, "columns"), state, state, lane, ("rows", None))
+    y, last = over_mesh(functools.partial(_scan, backend, interpret), ins, (lane, lane), *ops)
     # Only operands are kept for the backward of the gate, not its intermediate products.
     return jax.checkpoint(skip_and_gate)(y, u, D, z), last.swapaxes(1, 2)
+
+
+def _scan(backend, interpret, *ops):
+    """By the backend that suits what one device has of the operands."""
+    ops = Operands(*ops)
+    why_not = {"tpu": tpu.why_not(ops), "gpu": gpu.why_not(ops)}
+    chosen = common.choose_backend("selective_scan", backend, why_not, interpret=bool(interpret))
+    return vjp.scan(chosen, interpret, ops)
 
 
 def skip_and_gate(y, u, D, z):

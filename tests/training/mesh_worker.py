@@ -51,9 +51,10 @@ def spread(trainer) -> dict[str, str]:
 
 def main(folder: pathlib.Path) -> None:
     config = tiny.config(folder, held_out=16, rate=0.05)
-    gated = dataclasses.replace(config, adapter=AdapterConfig(kind="dora", rank=4, sites=tiny.SITES), accumulate=2)
+    dora = dataclasses.replace(config, adapter=AdapterConfig(kind="dora", rank=4, sites=tiny.SITES), accumulate=2)
+    malora = dataclasses.replace(config, adapter=specialist.named("malora", rank=4, sites=tiny.SITES))
     found = {}
-    for kind, settings in dict(lora=config, dora=gated).items():
+    for kind, settings in dict(lora=config, dora=dora, malora=malora).items():
         trainer, batches, _ = made(settings, None)
         found[kind] = {"one": train(trainer, trainer.init(), batches)[1]}
         for name in MESHES if kind == "lora" else ("all",):

@@ -95,7 +95,7 @@ def finished(process: subprocess.Popen) -> str:
 def test_losses_are_the_same_on_any_mesh_and_after_restoring_on_another(tmp_path):
     found = json.loads(run("tests.training.mesh_worker", str(tmp_path), devices=8).splitlines()[-1])
     assert found["devices"] == 8
-    for kind in ("lora", "dora"):
+    for kind in ("lora", "dora", "malora"):
         for name, got in found[kind].items():
             if name not in ("spread", "sum"):
                 np.testing.assert_allclose(got, found[kind]["one"], rtol=1e-5, err_msg=f"{kind} on {name}")
