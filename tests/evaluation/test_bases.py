@@ -23,11 +23,13 @@ def solved():
     return {name: testbed.by_domain(models.load(f"testbed:{name}"), 16, recipe=easy) for name in BASES}
 
 
+@pytest.mark.slow
 def test_the_large_base_solves_the_common_problems(solved):
     for name in DOMAINS:
         assert solved["large"][name].right >= 14, name
 
 
+@pytest.mark.slow
 def test_the_small_base_is_worse_but_knows_every_domain(solved):
     total = lambda name: sum(found.right for found in solved[name].values())
     assert total("small") < 0.9 * total("large")
@@ -45,6 +47,7 @@ def test_the_package_stays_small():
     assert sum(file.stat().st_size for file in TESTBED.parent.rglob("*") if file.is_file()) < 12e6
 
 
+@pytest.mark.slow
 def test_the_experts_and_the_router_fit_their_base_and_each_other():
     model = models.load("testbed:large")
     experts = specialists.read(model, [f"{name}=testbed:{name}" for name in DOMAINS])

@@ -11,6 +11,8 @@ from molora_jax.evaluation.pair import ENTROPY, QUESTION, RANDOM, TRAINED, Answe
 from molora_jax.training.heads import HeadTraining
 from tests.training import bigrams
 
+pytestmark = pytest.mark.slow
+
 # the answer is what follows the arrow; the small model goes astray after d and after e, never after h, i or k
 LARGE = {
     "a": "b",

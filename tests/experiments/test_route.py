@@ -57,6 +57,7 @@ def test_a_wrong_flag_is_one_line(flags, line, folder, tmp_path):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_table_of_programs(folder, tmp_path):
     flags = ["--drop_layers=1,0", "--programs=bernoulli,proxy-tuning,token-adapters-table", "--max_new_tokens=8"]
     done = run(tmp_path, f"--model={folder}", *flags, module="programs")

@@ -1,6 +1,8 @@
 """Encodings against one plain row after the other, with the whole prefix in each."""
 
-import jax.numpy as jnp
+import functools
+
+import jax
 import numpy as np
 import pytest
 
@@ -26,6 +28,12 @@ def tiny():
     return fakes.model("gemma3")
 
 
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def hidden(cfg, params, ids, layers: int):
+    """States after each of the first layers; what fills a row up to a length that is compiled once, none before sees."""
+    return transformer.apply(cfg, params, ids, dense(1, len(ids)), layers=layers, taps=("hidden",)).taps["hidden"]
+
+
 def naive(cfg, params, config, job):
     """Each segment alone in a row of its own, pooled by plain loops."""
     words, pooled = Letters(), []
@@ -35,9 +43,9 @@ def naive(cfg, params, config, job):
     for text in job.segments:
         own = words.encode(f"{text}\n", special=False)[: config.longest]
         again = words.encode(f"Question: {job.question}", special=False) if config.again else []
-        ids = jnp.asarray([*prefix, *own, *again])
-        out = transformer.apply(cfg, params, ids, dense(1, len(ids)), layers=config.depths[-1], taps=("hidden",))
-        h = np.asarray(out.taps["hidden"], np.float64)[np.array(config.depths) - 1]
+        ids = [*prefix, *own, *again]
+        h = hidden(cfg, params, np.pad(ids, (0, -len(ids) % 64)), config.depths[-1])[:, : len(ids)]
+        h = np.asarray(h, np.float64)[np.array(config.depths) - 1]
         h = h / np.sqrt((h**2).mean(-1, keepdims=True) + cfg.norm_eps)
         own, rest = h[:, len(prefix) : len(prefix) + len(own)], h[:, len(prefix) + len(own) :]
         pools = [own.mean(1), own[:, -1]] + ([rest.mean(1), rest[:, -1]] if config.again else [])

@@ -28,6 +28,7 @@ TINY = GridConfig(
 )
 
 
+@pytest.mark.slow
 def test_every_cell_of_the_grid(monkeypatch):
     pytest.importorskip("grain", reason="grain is missing; pip install 'molora_jax[train]'")
     monkeypatch.setattr(baselines, "bm25", baselines.tfidf)  # so that nothing here needs its package
