@@ -7,9 +7,9 @@ After the colon: lora (the default), rslora, dora; the gates malora, mamba, gru,
 equal, which is LoRA with the parameters of mamba.
 
 Cost: lora takes 8.5 s of CPU a step of 4 × 256 tokens, 4.5 s on two idle cores; malora takes 14 s of CPU, and half a
-minute to compile. Expect the held-out loss to fall from 1.40 to 0.90 within 50 steps and to 0.85 within 130, ten minutes
-(`--config.steps=130 --config.warmup=8 --config.held_out=16`). Questions of more
-than 256 tokens with their solutions are left out and counted (1,011 of 7,473).
+minute to compile. Expect the held-out loss to fall from 1.40 to 0.90 within 50 steps and to 0.85 within 130, ten
+minutes (`--config.steps=130 --config.warmup=8 --config.held_out=16`). Questions of more than 256 tokens with their
+solutions are left out and counted (1,011 of 7,473).
 """
 
 import dataclasses

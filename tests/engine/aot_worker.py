@@ -1,4 +1,4 @@
-"""Compiles a routed engine's whole program for a TPU that is not there, and says what memory it wants."""
+"""Compiles a routed engine's whole program for a chip that is not there, and says what memory it wants."""
 
 import functools
 import json
@@ -38,14 +38,14 @@ def model() -> Model:
 
 def engine() -> RoutedEngine:
     """Two models, and KV tables much larger than all else."""
-    config = EngineConfig(max_rows=8, max_length=256, prefill_chunk=64, block=8, pages=(PAGES, PAGES))
+    config = EngineConfig(max_rows=4, max_length=256, prefill_chunk=16, block=4, pages=(PAGES, PAGES))
     return RoutedEngine([model()] * 2, Bernoulli(), config=config)
 
 
 def main(topology: str) -> None:
     routed = engine()
-    args = (routed.weights, routed.schedule, routed._memories, routed._table, np.zeros(8, np.int32))
-    args += (np.int32(8), np.bool_(False), np.int32(fused.NONE))
+    args = (routed.weights, routed.schedule, routed._memories, routed._table, np.zeros(4, np.int32))
+    args += (np.int32(4), np.bool_(False), np.int32(fused.NONE))
     with aot.chip(topology) as device:
         there = jax.sharding.SingleDeviceSharding(device)
         abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=there), args)

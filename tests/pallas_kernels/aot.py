@@ -1,6 +1,7 @@
 """Compilation of kernels by the real TPU compiler, for chips that are not there, in processes of their own."""
 
 import contextlib
+import importlib.util
 import json
 import os
 import pathlib
@@ -24,6 +25,19 @@ ENVIRONMENT = {
 }
 
 
+H100 = "h100"
+"""Instead of a TPU's topology; its compiler is NVIDIA's, in packages that are no requirement of ours."""
+
+
+def missing(topology: str) -> str | None:
+    """Why the compiler of a topology cannot be asked here; None where it can."""
+    if topology != H100:
+        found = importlib.util.find_spec("libtpu")
+        return None if found else "needs the TPU compiler: pip install 'molora_jax[tpu]'"
+    found = importlib.util.find_spec("jax_cuda13_plugin") and importlib.util.find_spec("nvidia.cu13")
+    return None if found else "needs the CUDA compiler: pip install jax-cuda13-plugin nvidia-cuda-nvcc nvidia-nvvm"
+
+
 def reports(worker: str, topology: str, names: Sequence[str], *, timeout: int) -> list[dict]:
     """What the module `worker` prints of each spec, a JSON object a line."""
     done = subprocess.run(
@@ -41,9 +55,14 @@ def reports(worker: str, topology: str, names: Sequence[str], *, timeout: int) -
 
 @contextlib.contextmanager
 def chip(topology: str) -> Iterator[jax.Device]:
-    """In a worker: the first chip of a topology, which kernels then take for the one they run on."""
-    device = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices[0]
-    kind = AbstractDevice(device_kind=device.device_kind, num_cores=1, platform="tpu")
+    """In a worker: the first chip of a topology, or `H100`, which kernels then take for the one they run on."""
+    platform, cores = "tpu", 1
+    how = dict(platform="tpu", topology_name=topology)
+    if topology == H100:
+        config = (ROOT / "tests/pallas_kernels/h100.txtpb").read_text()
+        platform, cores, how = "gpu", 132, dict(platform="cuda", target_config=config, topology="1x1x1")
+    device = topologies.get_topology_desc(**how).devices[0]
+    kind = AbstractDevice(device_kind=device.device_kind, num_cores=cores, platform=platform)
     mesh = AbstractMesh((1,), ("x",), axis_types=(AxisType.Auto,), abstract_device=kind)
     with jax.sharding.use_abstract_mesh(mesh):
         yield device

@@ -1,7 +1,5 @@
 """The whole training step over a mesh of TPU chips, compiled by the TPU's own compiler, in a process of its own."""
 
-import importlib.util
-
 import pytest
 
 from tests.pallas_kernels import aot
@@ -14,8 +12,8 @@ ADAPTERS, GATES = 2 * SITES, 2 * INPUTS  # forward and backward; the gates of on
 @pytest.mark.slow
 @pytest.mark.parametrize("topology", ["v5e:2x2", "v6e:2x2"])
 def test_a_step_with_every_kernel_compiles_for_four_chips(topology):
-    if importlib.util.find_spec("libtpu") is None:
-        pytest.skip("needs the TPU compiler: pip install 'molora_jax[tpu]'")
+    if why := aot.missing(topology):
+        pytest.skip(why)
     reports = aot.reports("tests.training.pod_worker", topology, ("lora", "malora"), timeout=1800)
     found = {report["kind"]: report["kernels"] for report in reports}
     assert found == dict(lora=ADAPTERS + ATTENTION, malora=ADAPTERS + GATES + ATTENTION)

@@ -1,7 +1,5 @@
 """The TPU kernels compiled ahead of time by the compiler of real chips, in processes of their own."""
 
-import importlib.util
-
 import pytest
 
 from pallas_kernels.selective_scan import specs
@@ -13,8 +11,8 @@ WORKER = "tests.pallas_kernels.selective_scan.aot_worker"
 @pytest.mark.slow
 @pytest.mark.parametrize("topology", ["v5e:2x2", "v6e:2x2"])
 def test_chip_compiler_takes_every_shape(topology):
-    if importlib.util.find_spec("libtpu") is None:
-        pytest.skip("needs the TPU compiler: pip install 'molora_jax[tpu]'")
+    if why := aot.missing(topology):
+        pytest.skip(why)
     facts = {fact["spec"]: fact for fact in aot.reports(WORKER, topology, list(specs.DEVICE), timeout=300)}
     assert facts.keys() == specs.DEVICE.keys()
     assert {fact["kernels"] for fact in facts.values()} == {2}
