@@ -30,7 +30,7 @@ def tiny():
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
 def hidden(cfg, params, ids, layers: int):
-    """States after each of the first layers; what fills a row up to a length that is compiled once, none before sees."""
+    """States after each of the first layers; no token sees what fills up a row behind it."""
     return transformer.apply(cfg, params, ids, dense(1, len(ids)), layers=layers, taps=("hidden",)).taps["hidden"]
 
 
