@@ -13,6 +13,7 @@ from molora_jax.checkpoints import model as models
 from molora_jax.checkpoints.resolve import cache_folder
 from molora_jax.data.multihop.load import NORMALISED, load
 from molora_jax.retrieval import comparison, once, recipe, sentence
+from molora_jax.retrieval.attention import AttentionConfig, AttentionRanker
 from molora_jax.retrieval.comparison import SETS, Inputs
 from molora_jax.retrieval.encode import Encoder, EncoderConfig
 from molora_jax.retrieval.report import Report
@@ -30,6 +31,9 @@ _SEEDS = flags.DEFINE_integer("seeds", 3, "Routers of each kind.", lower_bound=1
 _EVAL = flags.DEFINE_multi_string("eval_file", [], "Further files in the normalised form to score.")
 _QUICK = flags.DEFINE_bool("quick", False, "Only what the keys name.")
 
+HEADS_ROWS = 10
+"""Training questions of each set on which the heads are chosen whose attention ranks."""
+
 
 def main() -> None:
     """Prints a row a system and set, with recall, the share of questions with all evidence, and encoder cost."""
@@ -45,6 +49,9 @@ def main() -> None:
     bench = benchmarking.Bench("retrieval")
     report = Report(bench.add, dev, further)
     report.untrained(Beside(dense=dense, cache=kept), _SEEDS.value)
+    if not _QUICK.value:
+        ranker = AttentionRanker(model.cfg, model.params, model.tokenizer, AttentionConfig(longest=_LONGEST.value))
+        report.frozen(seen.encoder, ranker, {name: own[:HEADS_ROWS] for name, own in train.items()})
     report.trained("mara", recipe.router(seen), seen, train, _SEEDS.value)
     report.trained("channels", recipe.router(seen), seen, train, _SEEDS.value, blind=True)
     report.trained("bare", recipe.router(seen, bare=True), seen, train, _SEEDS.value)

@@ -20,7 +20,7 @@ from molora_jax.nn.linear import Linear, linear
 from molora_jax.nn.norm import RMSNorm, rms_norm
 from molora_jax.typing import Array, Float, Int, Params
 
-TAPS = ("hidden", "gates")
+TAPS = ("hidden", "gates", "queries", "keys")
 """What `apply` can return besides its output."""
 
 
@@ -169,7 +169,8 @@ def apply(
       route: who uses which of them; given with a bank.
       layers: run only the first so many, without the final norm.
       taps: of `TAPS`. `"hidden"` returns the residual stream after every layer, [layers, N, D]; `"gates"` the λ of
-        each token under every expert, by site, [layers, N, E] or [layers, N, E, R]: none where no expert has gates.
+        each token under every expert, by site, [layers, N, E] or [layers, N, E, R]: none where no expert has gates;
+        `"queries"` and `"keys"` what every layer's attention compares, [layers, H, d, N] and [layers, K, d, N].
       remat: a backward pass keeps only the residual stream between layers, and computes the inside of each once more.
 
     Raises:
@@ -194,10 +195,9 @@ def apply(
     return Output(x.T, state, kept, trace)
 
 
-def _tapped(taps: tuple[str, ...], x: Float[Array, "D N"], scales: dict[str, Array]) -> dict[str, Any]:
+def _tapped(taps: tuple[str, ...], x: Float[Array, "D N"], seen: dict[str, Any]) -> dict[str, Any]:
     """What is kept of one layer."""
-    found = {"hidden": x.T, "gates": scales}
-    return {name: found[name] for name in taps}
+    return {name: x.T if name == "hidden" else seen[name] for name in taps}
 
 
 def _unrolled(block, layers, bank, route, places, x, state, taps):
@@ -206,9 +206,9 @@ def _unrolled(block, layers, bank, route, places, x, state, taps):
     kept = []
     for i, place in enumerate(places):
         experts = None if bank is None else (bank.at(i), route.at(i), bank.gates)
-        x, own, trace, scales = block((layers[i], experts), place, x, state and state.at(i))
+        x, own, trace, seen = block((layers[i], experts), place, x, state and state.at(i))
         state = state and state.put(i, own)
-        kept.append((_tapped(taps, x, scales), trace))
+        kept.append((_tapped(taps, x, seen), trace))
     return x, state, jax.tree.map(lambda *leaves: jnp.stack(leaves), *kept)
 
 
@@ -220,8 +220,8 @@ def _scanned(block, layers, bank, route, places, x, state, taps):
     def step(carry, layer):
         (x, state), (weights, sites, place, i) = carry, layer
         experts = None if bank is None else (sites, route.at(i), bank.gates)
-        x, own, trace, scales = block((weights, experts), place, x, state and state.at(i))
-        return (x, state and state.put(i, own)), (_tapped(taps, x, scales), trace)
+        x, own, trace, seen = block((weights, experts), place, x, state and state.at(i))
+        return (x, state and state.put(i, own)), (_tapped(taps, x, seen), trace)
 
     first = lambda tree: jax.tree.map(lambda leaf: leaf[:depth], tree)
     sites = None if bank is None else first(bank.layers)
@@ -260,7 +260,7 @@ def _block(cfg, layout, rotations, layer, place, x, state):
     remembered = _recall(state, layout)
     experts = experts and LayerExperts(*experts, layout, remembered)
     norm = functools.partial(rms_norm, eps=cfg.norm_eps, offset=cfg.norm_offset)
-    out, state = _attention(
+    out, state, compared = _attention(
         cfg, layout, rotations, weights["attn"], experts, place, norm(x, weights["attn_norm"]["weight"]), state
     )
     x = x + (norm(out, weights["attn_post_norm"]["weight"]) if cfg.post_norms else out)
@@ -268,7 +268,7 @@ def _block(cfg, layout, rotations, layer, place, x, state):
     x = x + (norm(out, weights["mlp_post_norm"]["weight"]) if cfg.post_norms else out)
     if remembered:
         state = _remember(state, layout, experts.memory)
-    return x, state, experts.trace if experts else {}, experts.scales if experts else {}
+    return x, state, experts.trace if experts else {}, {"gates": experts.scales if experts else {}} | compared
 
 
 def _recall(state: DecodeState | None, layout: Layout) -> dict[str, Params]:
@@ -300,7 +300,7 @@ def _attention(cfg, layout, rotations, weights, experts, place, x, state):
         at = dict(kind=place.kind, base=place.base)
         state = dataclasses.replace(state, kv=attention.write_kv(state.kv, k, v, layout, **at))
         out = attention.paged_attention(q, state.kv, layout, **at, **how)
-    return project("o_proj", out.reshape(-1, out.shape[-1])), state
+    return project("o_proj", out.reshape(-1, out.shape[-1])), state, {"queries": q, "keys": k}
 
 
 @jax.named_scope("mlp")

@@ -15,7 +15,7 @@ from molora_jax.evaluation import bootstrap
 from molora_jax.retrieval import baselines, metrics, slates, training
 from molora_jax.retrieval.chain import Chain
 from molora_jax.retrieval.channels import DENSE, LEXICAL
-from molora_jax.retrieval.encode import Encoder, Encoding
+from molora_jax.retrieval.encode import Encoder, Encoding, Job
 from molora_jax.retrieval.mara import MaraConfig
 from molora_jax.retrieval.sentence import SentenceEncoder
 from molora_jax.retrieval.slates import Beside, Slate
@@ -113,6 +113,19 @@ def untrained(questions: Sequence[Question], beside: Beside, seeds: int) -> dict
     found["random"] = [[baselines.ranking(baselines.chance(q, seed)) for q in questions] for seed in range(seeds)]
     found["oracle"] = [[baselines.ranking(baselines.oracle(q)) for q in questions]]
     return found
+
+
+def last_token(encoder: Encoder, questions: Sequence[Question]) -> tuple[list[tuple[int, ...]], float]:
+    """(rankings, encoder tokens × layers a question) by the cosine of a frozen model's last tokens.
+
+    Question and segments are read each alone, to the encoder's deepest layer.
+    """
+    jobs = [Job("", [job.question, *job.segments]) for job in slates.jobs(questions)]
+    found = [encoding for job in jobs for encoding in encoder.encode([job])]
+    last = encoder.config.pools.index("last")
+    score = lambda vectors: baselines.cosine(vectors[0], vectors[1:])
+    rankings = [baselines.ranking(score(encoding.pooled[:, -1, last])) for encoding in found]
+    return rankings, float(np.mean([encoding.cost for encoding in found]))
 
 
 def blind(found: Iterable[Slate]) -> list[Slate]:

@@ -1,12 +1,15 @@
 """The rows of a comparison of retrievers, the keys of its summary, its table and its plot."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from molora_jax import benchmarking
 from molora_jax.data.multihop.question import Question
 from molora_jax.retrieval import comparison, recipe
+from molora_jax.retrieval.attention import AttentionRanker
 from molora_jax.retrieval.comparison import POOLED, Inputs, Values
+from molora_jax.retrieval.encode import Encoder
 from molora_jax.retrieval.mara import MaraConfig
 from molora_jax.retrieval.slates import Beside
 
@@ -43,6 +46,17 @@ class Report:
         for name in next(iter(found.values())):
             cost = lambda own, name=name: comparison.dense_cost(beside.dense, own) if name == "dense" else 0.0
             self.measure(name, {of: own[name] for of, own in found.items()}, cost, trained_on="-")
+
+    def frozen(self, encoder: Encoder, ranker: AttentionRanker, learn: Mapping[str, Sequence[Question]]) -> None:
+        """Rows of what a model ranks by itself: cosines of last tokens, and attention by heads chosen on `learn`."""
+        ranker.choose([question for own in learn.values() for question in own])
+        for name, rank in dict(
+            last=functools.partial(comparison.last_token, encoder), attention=ranker.rankings
+        ).items():
+            found = {of: rank(own) for of, own in self.questions.items()}
+            costs = {id(own): found[of][1] for of, own in self.questions.items()}
+            cost = lambda own, costs=costs: costs[id(own)]
+            self.measure(name, {of: [ranked] for of, (ranked, _) in found.items()}, cost, trained_on="-")
 
     def trained(
         self,

@@ -155,6 +155,20 @@ def test_first_layers_and_taps(name, weights):
     assert everything.taps == {}
 
 
+def test_queries_and_keys_are_projections_of_the_stream_where_nothing_is_rotated():
+    model = load("llama_untied")
+    cfg, params, row = model.cfg, model.stacked, model.rows[0][:6]
+    layout = dense(1, len(row), positions=np.zeros((1, len(row)), np.int32))
+    taps = transformer.apply(cfg, params, row, layout, taps=("hidden", "queries", "keys")).taps
+    before = np.concatenate([np.asarray(params["embed"]["weight"])[row][None], taps["hidden"][:-1]]).astype(np.float64)
+    for i, x in enumerate(before):
+        layer = jax.tree.map(lambda leaf, i=i: np.asarray(leaf[i], np.float64), params["layers"])
+        x = x / np.sqrt(np.mean(x**2, -1, keepdims=True) + cfg.norm_eps) * layer["attn_norm"]["weight"]
+        for name, site in dict(queries="q_proj", keys="k_proj").items():
+            want = (layer["attn"][site]["weight"] @ x.T).reshape(-1, cfg.head_width, len(row))
+            assert_close(taps[name][i], want, "model")
+
+
 def test_logits_are_projected_for_the_rows_asked_for():
     model = load("llama_tied")
     cfg, row, wanted = model.cfg, model.rows[0], np.array([len(model.rows[0]) - 1, 3])

@@ -7,6 +7,7 @@ import pytest
 
 from molora_jax.config import UserError
 from molora_jax.retrieval import baselines, channels, comparison, once, recipe
+from molora_jax.retrieval.attention import AttentionConfig, AttentionRanker
 from molora_jax.retrieval.comparison import Inputs
 from molora_jax.retrieval.encode import Encoder, EncoderConfig
 from molora_jax.retrieval.report import Report, table
@@ -70,8 +71,13 @@ def test_a_comparison_from_files_to_rows(data):
     report.measure(
         "first", {of: [[range(5)] * len(q)] for of, q in report.questions.items()}, lambda q: 7, trained_on="-"
     )
+    ranker = AttentionRanker(*fakes.model("llama_tied"), Letters(), AttentionConfig(layers=1, heads=2))
+    report.frozen(inputs.encoder, ranker, {"musique": train["musique"][:2]})
     shown = {(row["system"], row["set"]): row for row in rows}
-    assert {name for name, _ in shown} == {"bm25", "tfidf", "dense", "random", "oracle", "first"}
+    assert {name for name, _ in shown} == {"bm25", "tfidf", "dense", "random", "oracle", "first", "last", "attention"}
+    letters = [sum(len(s.title) + len(s.text) + 3 for s in q.segments) + len(q.question) for q in dev["musique"]]
+    assert shown["attention", "musique"]["cost"] == np.mean(letters) + 1 + len("Question: ")
+    assert shown["last", "musique"]["cost"] > 2 * np.mean(letters)
     assert {of for _, of in shown} == {"musique", "hotpotqa", "wiki2", "pooled", "more"}
     assert (shown["first", "musique"]["r2"], shown["first", "musique"]["all4"], shown["first", "musique"]["r5"]) == (
         0.5,
