@@ -11,7 +11,6 @@ from absl import flags
 from experiments import asking
 from molora_jax import benchmarking, cli, compilation
 from molora_jax.checkpoints.resolve import cache_folder
-from molora_jax.config import UserError
 from molora_jax.serving import comparison, fleet, programs, route, specialists
 from molora_jax.serving.programs import Options
 
@@ -53,6 +52,7 @@ def main() -> None:
         seed=asking.template().seed,
     )
     routing = programs.build(_PROGRAM.value, models, options)
+    route.check(models, routing, share=_SHARE.value, compare=_COMPARE.value)
     requests = route.ask(models, asked, asking.template(), routing)
     measured = route.ask(models, asking.read(_MEASURED.value), asking.template(), routing) if _MEASURED.value else []
     sizes = dict(rows=asking.ROWS.value, max_length=asking.LENGTH.value)
@@ -62,8 +62,6 @@ def main() -> None:
     colour = sys.stdout.isatty() if _COLOUR.value is None else _COLOUR.value
     shown = dict(stop_strings=tuple(asking.STOP.value), output=_OUTPUT.value, colour=colour)
     route.generate(engine, models, asked, requests, **shown)
-    if _COMPARE.value and not fleet.one_tokenizer(models):
-        raise UserError("compare: got models of several tokenizers, whose tokens are not alike, expected one tokenizer")
     if _COMPARE.value:
         found = comparison.contenders(models, engine, requests)
         times = benchmarking.interleave(found, _REPEATS.value)

@@ -103,16 +103,30 @@ def read_trace(models: Sequence[Model], prompts: Sequence[Prompt], file: str) ->
     return [SMALL] * len(encode(models[-1], prompts[0])) + writers
 
 
+def check(models: Sequence[Model], routing: Routing, *, share: float | None, compare: bool) -> None:
+    """What can be known to be impossible before anything is compiled.
+
+    Raises:
+      UserError: a share or a comparison for models of several tokenizers, whose tokens are not alike; see also
+        `threshold.check`.
+    """
+    several = "got models of several tokenizers, expected one tokenizer"
+    if share is not None:
+        if not one_tokenizer(models):
+            raise UserError(f"share: {several}: set --knob=threshold=…")
+        threshold.check(routing.program, share)
+    if compare and not one_tokenizer(models):
+        raise UserError(f"compare: {several}")
+
+
 def calibrated(
-    engine: RoutedEngine | TranslatingEngine, requests: Sequence[Request], measured: Sequence[Request], share: float
+    engine: RoutedEngine, requests: Sequence[Request], measured: Sequence[Request], share: float
 ) -> list[Request]:
     """`requests` with the threshold that gives the large model `share` of the tokens of `measured`; it is told.
 
     Raises:
-      UserError: models of several tokenizers; see `threshold.choose`.
+      UserError: see `threshold.check`.
     """
-    if not isinstance(engine, RoutedEngine):
-        raise UserError("share: got models of several tokenizers, expected one tokenizer: set --knob=threshold=…")
     chosen = threshold.choose(engine, measured, share)
     answers = f"{len(measured)} answer{'s' * (len(measured) > 1)}"
     say(f"threshold {chosen.threshold:.6g}: with it the large model wrote {chosen.share:.1%} of {answers}")

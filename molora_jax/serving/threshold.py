@@ -24,6 +24,21 @@ STEP = 64
 """Sequences are padded to a multiple of it, so that few programs are compiled."""
 
 
+def check(program: Program, share: float) -> None:
+    """Whether a threshold can be chosen at all, to be asked before anything is compiled.
+
+    Raises:
+      UserError: a program that does not compare each token of the small model with one threshold, or a bad share.
+    """
+    if type(program).score is Program.score:
+        raise UserError(
+            f"share: got {share} for {type(program).__name__}, expected a program with one threshold for every token "
+            "(deferral, CITER, Co-LLM, critical tokens, R2R): set its knobs instead"
+        )
+    if not 0 <= share <= 1:
+        raise UserError(f"share: got {share}, expected 0 to 1")
+
+
 def choose(engine: RoutedEngine, requests: Sequence[Request], share: float, *, close: float = CLOSE) -> Calibration:
     """The threshold at which the large model writes nearly `share` of the tokens of `requests`, and what it wrote.
 
@@ -35,16 +50,10 @@ def choose(engine: RoutedEngine, requests: Sequence[Request], share: float, *, c
       close: how near to the wanted share is near enough; after `ROUNDS` thresholds the nearest is taken.
 
     Raises:
-      UserError: a program that does not compare each token of the small model with one threshold, or a bad share.
+      UserError: as `check` does.
     """
     program = engine.program
-    if type(program).score is Program.score:
-        raise UserError(
-            f"share: got {share} for {type(program).__name__}, expected a program with one threshold for every token "
-            "(deferral, CITER, Co-LLM, critical tokens, R2R): set its knobs instead"
-        )
-    if not 0 <= share <= 1:
-        raise UserError(f"share: got {share}, expected 0 to 1")
+    check(program, share)
     budget = max(requests[0].knobs.get("budget", program.knobs.get("budget", 1)), 1)
     sign = -1 if program.below else 1  # below, scores and thresholds are negated, so that high ones are routed
     texts, pool, tried = _run(engine, requests, sign * np.inf)[0], np.empty(0), []

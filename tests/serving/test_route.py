@@ -209,8 +209,9 @@ def test_models_of_two_tokenizers_write_one_text(models, tmp_path, capsys):
             "".join(both[writer].tokenizer.decode(run)) for writer, run in runs(row["writers"], row["tokens"])
         )
         assert row["text"] == text or "\ufffd" in text
-    with pytest.raises(UserError, match="share: got models of several tokenizers"):
-        route.calibrated(engine, asked, asked, 0.5)
+    for asks in (dict(share=0.5, compare=True), dict(share=None, compare=True)):
+        with pytest.raises(UserError, match="(share|compare): got models of several tokenizers"):
+            route.check(both, routing, **asks)
     with pytest.raises(UserError, match="program: got speculative for models of several tokenizers, expected one that"):
         programs.build("speculative", both, Options())
     with pytest.raises(UserError, match="renderings: got 0, expected 2, one for each model's tokenizer"):
