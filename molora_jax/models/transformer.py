@@ -295,7 +295,7 @@ def _attention(cfg, layout, rotations, weights, experts, place, x, state):
     q, k = rope.rotate(q, cos, sin), rope.rotate(k, cos, sin)
     how = dict(window=place.window, scale=cfg.attn_scale)
     if isinstance(layout, Dense):
-        out = attention.dense_attention(q, k, v, layout, **how, windows=tuple(set(cfg.windows)))
+        out = attention.dense_attention(q, k, v, layout, **how, windows=cfg.windows)
     else:
         at = dict(kind=place.kind, base=place.base)
         state = dataclasses.replace(state, kv=attention.write_kv(state.kv, k, v, layout, **at))

@@ -87,19 +87,16 @@ class AttentionRanker:
         encode = functools.partial(self._tokenizer.encode, special=False)
         parts = [encode(f"{text}\n")[: self.config.longest] for text in job.segments]
         asked = encode(f"Question: {job.question}")
-        ids, labels = list(self._tokenizer.encode("")), []
-        labels += [-1] * len(ids)
-        for i, own in enumerate(parts):
-            ids += own
-            labels += [i] * len(own)
-        first = len(ids)
-        self.tokens += first + len(asked)
-        filled = -(first + len(asked)) % TOKENS
-        ids = np.pad(np.array([*ids, *asked], np.int32), (0, filled))
-        labels = np.pad(np.array(labels, np.int32), (0, len(ids) - first), constant_values=-1)
-        at = first + np.arange(-(-len(asked) // WORDS) * WORDS)
+        lists = [self._tokenizer.encode(""), *parts, asked]
+        ids = np.array([token for own in lists for token in own], np.int32)
+        labels = np.repeat([-1, *range(len(parts)), -1], list(map(len, lists)))
+        count = len(ids)
+        self.tokens += count
+        filled = (0, -count % TOKENS)
+        ids, labels = np.pad(ids, filled), np.pad(labels, filled, constant_values=-1)
+        at = count - len(asked) + np.arange(-(-len(asked) // WORDS) * WORDS)
         sizes = self.config.layers, -(-len(parts) // SEGMENTS) * SEGMENTS
-        found = _mass(self._cfg, *sizes, self._params, ids, labels, at, at < first + len(asked))
+        found = _mass(self._cfg, *sizes, self._params, ids, labels, at, at < count)
         return np.asarray(found)[..., : len(parts)]
 
 

@@ -44,19 +44,20 @@ class Report:
         """Rows of the baselines that `beside` has."""
         found = {of: comparison.untrained(own, beside, seeds) for of, own in self.questions.items()}
         for name in next(iter(found.values())):
-            cost = lambda own, name=name: comparison.dense_cost(beside.dense, own) if name == "dense" else 0.0
-            self.measure(name, {of: own[name] for of, own in found.items()}, cost, trained_on="-")
+            costs = {
+                of: comparison.dense_cost(beside.dense, own) if name == "dense" else 0.0
+                for of, own in self.questions.items()
+            }
+            self.measure(name, {of: own[name] for of, own in found.items()}, costs, trained_on="-")
 
     def frozen(self, encoder: Encoder, ranker: AttentionRanker, learn: Mapping[str, Sequence[Question]]) -> None:
         """Rows of what a model ranks by itself: cosines of last tokens, and attention by heads chosen on `learn`."""
         ranker.choose([question for own in learn.values() for question in own])
-        for name, rank in dict(
-            last=functools.partial(comparison.last_token, encoder), attention=ranker.rankings
-        ).items():
+        rankers = dict(last=functools.partial(comparison.last_token, encoder), attention=ranker.rankings)
+        for name, rank in rankers.items():
             found = {of: rank(own) for of, own in self.questions.items()}
-            costs = {id(own): found[of][1] for of, own in self.questions.items()}
-            cost = lambda own, costs=costs: costs[id(own)]
-            self.measure(name, {of: [ranked] for of, (ranked, _) in found.items()}, cost, trained_on="-")
+            costs = {of: cost for of, (_, cost) in found.items()}
+            self.measure(name, {of: [ranked] for of, (ranked, _) in found.items()}, costs, trained_on="-")
 
     def trained(
         self,
@@ -83,18 +84,16 @@ class Report:
             runs = comparison.ranked(cfg, fits, see(own), config.passes)
             rankings[of] = [[chain.ranking for chain in chains] for chains in runs]
         trained_on = "all" if len(learn) > 1 else next(iter(learn))
-        cost = lambda own: 0.0 if blind else inputs.cost(own, bare=bare)
-        self.measure(name, rankings, cost, trained_on=trained_on)
+        costs = {of: 0.0 if blind else inputs.cost(own, bare=bare) for of, own in self.questions.items()}
+        self.measure(name, rankings, costs, trained_on=trained_on)
 
-    def measure(
-        self, name: str, rankings: Mapping[str, Sequence], cost: Callable[[Sequence[Question]], float], **facts: Any
-    ) -> None:
+    def measure(self, name: str, rankings: Mapping[str, Sequence], costs: Mapping[str, float], **facts: Any) -> None:
         """A row for each set and for the pooled ones: rankings by set and seed, encoder tokens × layers a question."""
         own = {of: comparison.values(self.questions[of], each) for of, each in rankings.items()}
         own |= comparison.merged({of: own[of] for of in self.dev})
         if name in RIVALS:
             self._rivals[name] = own
-        spent = {of: float(cost(questions)) for of, questions in self.questions.items()}
+        spent = {of: float(cost) for of, cost in costs.items()}
         spent[POOLED] = sum(spent[of] * len(self.dev[of]) for of in self.dev) / sum(map(len, self.dev.values()))
         for of, figures in own.items():
             found = comparison.means(figures)

@@ -31,11 +31,11 @@ H100 = "h100"
 
 def missing(topology: str) -> str | None:
     """Why the compiler of a topology cannot be asked here; None where it can."""
-    if topology != H100:
-        found = importlib.util.find_spec("libtpu")
-        return None if found else "needs the TPU compiler: pip install 'molora_jax[tpu]'"
-    found = importlib.util.find_spec("jax_cuda13_plugin") and importlib.util.find_spec("nvidia.cu13")
-    return None if found else "needs the CUDA compiler: pip install jax-cuda13-plugin nvidia-cuda-nvcc nvidia-nvvm"
+    package, mend = "libtpu", "needs the TPU compiler: pip install 'molora_jax[tpu]'"
+    if topology == H100:
+        package = "jax_cuda13_plugin"
+        mend = "needs the CUDA compiler: pip install jax-cuda13-plugin nvidia-cuda-nvcc nvidia-nvvm"
+    return None if importlib.util.find_spec(package) else mend
 
 
 def reports(worker: str, topology: str, names: Sequence[str], *, timeout: int) -> list[dict]:

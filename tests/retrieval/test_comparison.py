@@ -69,7 +69,10 @@ def test_a_comparison_from_files_to_rows(data):
     report = Report(lambda **row: rows.append(row), dev, {"more": dev["musique"][:2]})
     report.untrained(Beside(dense=Twins()), 2)
     report.measure(
-        "first", {of: [[range(5)] * len(q)] for of, q in report.questions.items()}, lambda q: 7, trained_on="-"
+        "first",
+        {of: [[range(5)] * len(q)] for of, q in report.questions.items()},
+        dict.fromkeys(report.questions, 7),
+        trained_on="-",
     )
     ranker = AttentionRanker(*fakes.model("llama_tied"), Letters(), AttentionConfig(layers=1, heads=2))
     report.frozen(inputs.encoder, ranker, {"musique": train["musique"][:2]})
