@@ -13,9 +13,10 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from molora_jax.config import UserError
+from pallas_kernels.mesh import AXES
 
-ROWS = ("data", "fsdp")
-"""Mesh axes over which the rows of a batch are spread."""
+ROWS = AXES["rows"]
+"""Mesh axes over which the rows of a batch are spread, those of every kernel too."""
 
 RULES: Mapping[str, str] = {
     "embed": "fsdp",
