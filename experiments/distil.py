@@ -10,6 +10,7 @@ from molora_jax import cli, compilation
 from molora_jax.adapters.library import Library
 from molora_jax.checkpoints import model as models
 from molora_jax.checkpoints.resolve import cache_folder
+from molora_jax.data.document import short
 from molora_jax.data.questions import questions
 from molora_jax.engine.engine import Engine
 from molora_jax.engine.experts import Experts
@@ -29,6 +30,10 @@ _CAP = flags.DEFINE_integer("cap", 1, "Most of them to keep.", lower_bound=1)
 _TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "0 is greedy.")
 _ROWS = flags.DEFINE_integer("rows", 64, "Requests at once.", lower_bound=1)
 _LENGTH = flags.DEFINE_integer("length", 128, "Most tokens of a prompt and its completion.", lower_bound=2)
+_MOST = flags.DEFINE_integer(
+    "max_new_tokens", None, "Of a completion; by default what is left of --length.", lower_bound=1
+)
+_REASONING = flags.DEFINE_bool("reasoning", True, "Drop completions without reasoning, as released.")
 _SEED = flags.DEFINE_integer("seed", 0, "Of questions and samples.")
 _OUTPUT = flags.DEFINE_string("output", None, "JSON lines to write.", required=True)
 
@@ -42,13 +47,15 @@ def main() -> None:
     examples, owner = [], {}
     for name, data in asked:
         found = questions(data, _SPLIT.value, _COUNT.value, seed=_SEED.value, data_dir=_DATA_DIR.value)
-        examples += found
+        examples += (fit := short(model.tokenizer, found, _LENGTH.value))
+        print(f"{name}: {len(fit)} of {len(found)} questions have at most {_LENGTH.value} tokens", flush=True)
         owner |= dict.fromkeys((example.task for example in found), name)
     library = Library.holding(experts, model.params)
     config = EngineConfig(max_rows=_ROWS.value, max_length=_LENGTH.value)
     engine = Engine(model.cfg, model.params, config, Experts(library, model.cfg.vocab))
     how = dict(samples=_SAMPLES.value, cap=_CAP.value, temperature=_TEMPERATURE.value, seed=_SEED.value)
-    config = DistilConfig(max_new_tokens=_LENGTH.value - 1, **how)
+    how |= dict(max_new_tokens=_MOST.value or _LENGTH.value - 1, reasoning=_REASONING.value)
+    config = DistilConfig(**how)
     traces, tallies = distil.traces(engine, model.tokenizer, examples, owner, config)
     distil.save(_OUTPUT.value, traces)
     for task, tally in tallies.items():

@@ -14,22 +14,30 @@ from molora_jax import cli, compilation
 from molora_jax.checkpoints import composition
 from molora_jax.checkpoints import model as models
 from molora_jax.checkpoints.resolve import cache_folder, part
-from molora_jax.data.questions import questions
+from molora_jax.data.document import short
+from molora_jax.data.questions import REPORTED, questions
 from molora_jax.evaluation import comparison, report, systems
+from molora_jax.evaluation.systems import System
 from molora_jax.serving import specialists
+from molora_jax.training import classifier, distil
 
 _MODEL = flags.DEFINE_string("model", None, "The experts' base.", required=True)
 _EXPERTS = flags.DEFINE_list("experts", [], "name=folder of each.")
 _OWNER = flags.DEFINE_list("owner", [], "domain=expert, for the oracle; by default experts are named as their domains.")
 _COMPOSITIONS = flags.DEFINE_list("compositions", [], "name=folder of each, of experiments.compose.")
+_TRACES = flags.DEFINE_string("traces", None, "Of experiments.distil: a prompt classifier learns from them, too.")
 _BOUNDS = flags.DEFINE_bool("bounds", True, "Also each expert alone, all at equal weight, and the oracle.")
-_DATA = flags.DEFINE_list("data", None, "testbed:calc, …, testbed:several, or benchmarks.", required=True)
+_DATA = flags.DEFINE_list("data", None, "testbed:calc, …, benchmarks, or two as gsm8k+boolq.", required=True)
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "Folder of the benchmarks; by default MOLORA_DATA_DIR.")
-_SPLIT = flags.DEFINE_string("split", "test", "Of the questions.")
+_SPLIT = flags.DEFINE_string("split", REPORTED, "Of the questions; reported is test, or validation where that is all.")
 _COUNT = flags.DEFINE_integer("count", 200, "Questions of each.", lower_bound=1)
 _SEED = flags.DEFINE_integer("seed", 0, "Of the questions.")
 _ROWS = flags.DEFINE_integer("rows", 64, "Requests at once.", lower_bound=1)
 _LENGTH = flags.DEFINE_integer("length", 128, "Most tokens of a prompt and its answer.", lower_bound=2)
+_MOST = flags.DEFINE_integer(
+    "max_new_tokens", None, "Of an answer; by default what is left of --length.", lower_bound=1
+)
+_ROUTED = flags.DEFINE_integer("routed", None, "Questions of each set that tell how tokens are routed; all by default.")
 _OUT = flags.DEFINE_string("out", None, "Folder to write.", required=True)
 
 
@@ -41,15 +49,22 @@ def main() -> None:
     named = specialists.pairs("compositions", _COMPOSITIONS.value, "name=folder")
     composed = {name: composition.load(part(folder), model, experts) for name, folder in named}
     asked = [systems.BASE]
+    owner = {e.name: e.name for e in experts} | dict(specialists.pairs("owner", _OWNER.value, "domain=expert"))
     if experts and _BOUNDS.value:
-        owner = {e.name: e.name for e in experts} | dict(specialists.pairs("owner", _OWNER.value, "domain=expert"))
         asked = systems.bounds(experts, owner, model.cfg.layers)
+    if _TRACES.value:
+        decides = classifier.train(model, distil.load(_TRACES.value), owner, [e.name for e in experts])
+        asked.append(System(name="prompt classifier", experts=tuple(experts), classifier=decides))
     asked += [systems.composed(name, found) for name, found in composed.items()]
     how = dict(seed=_SEED.value, data_dir=_DATA_DIR.value)
-    sets = {name: questions(name, _SPLIT.value, _COUNT.value, **how) for name in _DATA.value}
-    found = comparison.compare(model, asked, sets, rows=_ROWS.value, length=_LENGTH.value)
+    sets = {}
+    for name in _DATA.value:
+        drawn = questions(name, _SPLIT.value, _COUNT.value, **how)
+        sets[name] = short(model.tokenizer, drawn, _LENGTH.value)
+        print(f"{name}: {len(sets[name])} of {len(drawn)} questions have at most {_LENGTH.value} tokens", flush=True)
+    found = comparison.compare(model, asked, sets, rows=_ROWS.value, length=_LENGTH.value, most=_MOST.value)
     print(comparison.table([found]))
-    report.write(Path(_OUT.value), model, found, composed, sets, length=_LENGTH.value)
+    report.write(Path(_OUT.value), model, found, composed, sets, length=_LENGTH.value, routed=_ROUTED.value)
 
 
 if __name__ == "__main__":

@@ -136,5 +136,10 @@ def fitting(documents: Iterable[Document], length: int, report: Report) -> list[
     return kept
 
 
+def short(tokenizer: Tokenizer, examples: Iterable[Example], length: int) -> list[Example]:
+    """The examples that have at most `length` tokens, worked answer included."""
+    return [example for example in examples if len(from_example(tokenizer, example)) <= length]
+
+
 def too_long(document: Document, length: int) -> str:
     return f"has {len(document)} tokens, more than the {length} of a row"

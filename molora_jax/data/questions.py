@@ -12,6 +12,7 @@ from molora_jax.data.tasks import registry
 from molora_jax.data.testbed import recipe
 from molora_jax.data.testbed.domains import DOMAINS
 from molora_jax.data.testbed.recipe import INTERLEAVED, KINDS, SEVERAL, Recipe, Stream
+from molora_jax.data.turns import JOIN, turns
 
 TESTBED = "testbed:"
 """Before the name of a kind of testbed problem."""
@@ -19,6 +20,8 @@ BARE = "bare"
 """The kind `several` without the domains' markers."""
 DRAWN = 1 << 20
 """Testbed examples of a split; no run gets to their end."""
+REPORTED = "reported"
+"""The split that results are told of: the test split, or the validation split where the test's answers are secret."""
 
 
 def source(
@@ -35,7 +38,9 @@ def source(
 
     Args:
       name: "testbed:calc" and so on, under the house rule; "testbed:several", "testbed:bare" (without the domains'
-        markers), "testbed:interleaved", "testbed:facts"; or a benchmark of `tasks.registry`.
+        markers), "testbed:interleaved", "testbed:facts"; a benchmark of `tasks.registry`; or two of them, as
+        "gsm8k+boolq": a question of the second after a worked one of the first.
+      split: of the data set, or `REPORTED`.
       seed: of testbed problems.
       data_dir, strict, report: of benchmarks, as `Task.load` takes them.
       changes: fields of the testbed's `Recipe` that differ from the kind's own.
@@ -45,11 +50,20 @@ def source(
     """
     if name.startswith(TESTBED):
         own = dataclasses.replace(_recipe(name.removeprefix(TESTBED)), **changes)
-        return Stream(own, split, seed, DRAWN)
+        return Stream(own, "test" if split == REPORTED else split, seed, DRAWN)
+    how = dict(data_dir=data_dir, strict=strict, report=report)
+    if name.count(JOIN) == 1:
+        return turns(*(_benchmark(part, split, **how) for part in name.split(JOIN)))
+    return _benchmark(name, split, **how)
+
+
+def _benchmark(name: str, split: str, **how) -> list[Example]:
     if name not in registry.TASKS:
         kinds = ", ".join(TESTBED + kind for kind in (*KINDS, BARE))
-        raise UserError(f"data: got {name!r}, expected one of {', '.join(registry.TASKS)}, {kinds}")
-    return registry.task(name).load(split, data_dir=data_dir, strict=strict, report=report)
+        raise UserError(f"data: got {name!r}, expected one of {', '.join(registry.TASKS)}, two as a{JOIN}b, {kinds}")
+    task = registry.task(name)
+    own = next(each for each in ("test", "validation") if each in task.files) if split == REPORTED else split
+    return task.load(own, **how)
 
 
 def questions(name: str, split: str, count: int, *, seed: int = 0, **how) -> list[Example]:

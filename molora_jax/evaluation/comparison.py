@@ -53,10 +53,8 @@ class Comparison:
         return cls({name: tuple(ids) for name, ids in values["sets"].items()}, right, dict(values["seconds"]))
 
 
-def compare(
-    model: Model, asked: Sequence[System], sets: Mapping[str, Sequence[Example]], *, rows: int = 64, length: int = 128
-) -> Comparison:
-    """Lets each system answer all questions; see `systems.answers`."""
+def compare(model: Model, asked: Sequence[System], sets: Mapping[str, Sequence[Example]], **how) -> Comparison:
+    """Lets each system answer all questions, and tells how long it took; `how` is for `systems.Answerer`."""
     names = [system.name for system in asked]
     if len(set(names)) < len(names):
         raise UserError(f"evaluate: got the systems {', '.join(names)}, expected different names")
@@ -64,8 +62,9 @@ def compare(
     right, seconds = {}, {}
     for system in asked:
         begun = time.perf_counter()
-        found = systems.right(everything, systems.answers(model, system, everything, rows=rows, length=length))
+        found = systems.right(everything, systems.answers(model, system, everything, **how))
         seconds[system.name] = round(time.perf_counter() - begun, 2)
+        print(f"{system.name}: {int(found.sum())} of {len(found)} right, {seconds[system.name]} s", flush=True)
         ends = np.cumsum([len(examples) for examples in sets.values()])
         right[system.name] = dict(zip(sets, np.split(found, ends[:-1]), strict=True))
     return Comparison({name: tuple(e.id for e in examples) for name, examples in sets.items()}, right, seconds)

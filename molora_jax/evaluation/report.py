@@ -13,6 +13,7 @@ from molora_jax.data.example import Example
 from molora_jax.evaluation import comparison
 from molora_jax.evaluation.comparison import Comparison
 from molora_jax.evaluation.routing import Routing, routing
+from molora_jax.training import compose, specialist
 
 NUMBERS = ("top_mass", "margin", "entropy", "switch_rate", "weight")
 
@@ -25,30 +26,52 @@ def write(
     sets: Mapping[str, Sequence[Example]],
     *,
     length: int,
+    routed: int | None = None,
 ) -> None:
     """Writes `table.md`, `evaluation.json` and `routing_NAME.png` of each composition.
+
+    Args:
+      length: most tokens of a question with its worked answer.
+      routed: so many questions of each set tell how their tokens are routed; by default all.
 
     Raises:
       UserError: the folder cannot be written to.
     """
-    everything = [example for examples in sets.values() for example in examples]
-    routed = {name: routing(model, c, everything, length=length) for name, c in composed.items()}
-    values = dict(machine=benchmarking.provenance(), comparison=found.values)
-    values["routing"] = {name: as_values(r) for name, r in routed.items()}
+    told = [example for examples in sets.values() for example in examples[:routed]]
+    routes = {name: routing(model, c, told, length=length) for name, c in composed.items()}
+    values = dict(machine=benchmarking.provenance(), comparison=found.values, parameters=sizes(composed))
+    values["routing"] = {name: as_values(r) for name, r in routes.items()}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        tables = [comparison.table([found]), *([routing_table(routed)] if routed else [])]
+        tables = [comparison.table([found])]
+        if composed:
+            tables += [size_table(composed), routing_table(routes)]
         (folder / "table.md").write_text("\n\n".join(tables) + "\n")
         (folder / "evaluation.json").write_text(json.dumps(values) + "\n")
     except OSError as e:
         raise UserError(f"evaluate: got {e.strerror!r} writing to {folder}, expected a folder with room") from None
-    for name, r in routed.items():
+    for name, r in routes.items():
         draw(folder / f"routing_{name}.png", r, name)
 
 
 def as_values(found: Routing) -> dict:
     """The same as JSON values."""
     return dataclasses.asdict(found) | dict(confusion=found.confusion.round(4).tolist())
+
+
+def sizes(composed: Mapping[str, Composition]) -> dict[str, dict[str, int]]:
+    """How many parameters each expert has, and those that are trained to compose them: router and attention LoRA."""
+    experts = {expert.name: specialist.count(expert) for found in composed.values() for expert in found.experts}
+    return dict(experts=experts) | {name: compose.parameters(found) for name, found in composed.items()}
+
+
+def size_table(composed: Mapping[str, Composition]) -> str:
+    """The same in Markdown."""
+    found = sizes(composed)
+    rows = [["what", "parameters"]]
+    rows += [[f"expert {name}", f"{count:,}"] for name, count in found.pop("experts").items()]
+    rows += [[f"{name}: {part}", f"{count:,}"] for name, own in found.items() for part, count in own.items()]
+    return benchmarking.markdown(rows)
 
 
 def routing_table(routed: Mapping[str, Routing]) -> str:

@@ -82,10 +82,11 @@ class Answerer:
     Args:
       rows: examples that run at once.
       length: most tokens of a prompt and its answer.
+      most: of an answer; by default what `length` leaves it.
     """
 
-    def __init__(self, model: Model, system: System, *, rows: int = 64, length: int = LENGTH):
-        self.model, self.system = model, system
+    def __init__(self, model: Model, system: System, *, rows: int = 64, length: int = LENGTH, most: int | None = None):
+        self.model, self.system, self.most = model, system, most or length
         config = EngineConfig(max_rows=rows, max_length=length, block=length)
         self.engine = Engine(model.cfg, model.params, config, _experts(model, system))
 
@@ -100,9 +101,10 @@ class Answerer:
         for example, prompt in zip(examples, prompts, strict=True):
             if len(prompt) >= length:
                 raise UserError(f"{example.id}: got a prompt of {len(prompt)} tokens, expected fewer than {length}")
+        choices = _choices(self.model, self.system, examples, prompts)
         requests = [
-            Request(prompt=prompt, max_new_tokens=length - len(prompt), stops=tokenizer.eos, **how)
-            for prompt, how in zip(prompts, _choices(self.model, self.system, examples, prompts), strict=True)
+            Request(prompt=p, max_new_tokens=min(self.most, length - len(p)), stops=tokenizer.eos, **how)
+            for p, how in zip(prompts, choices, strict=True)
         ]
         return [tokenizer.decode(event.tokens) for event in self.engine.run(requests)]
 

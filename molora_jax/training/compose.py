@@ -20,7 +20,7 @@ from molora_jax.data.example import Example
 from molora_jax.data.pipeline import Batches, Spec
 from molora_jax.data.rows import Report
 from molora_jax.models import transformer
-from molora_jax.training import curve, loop, mixture, specialist
+from molora_jax.training import curve, loop, lorahub, mixture, specialist
 from molora_jax.training.mixture import MixtureConfig
 from molora_jax.training.optimiser import OptimiserConfig, Schedule
 from molora_jax.training.owned import OwnedBatches, owned
@@ -36,7 +36,7 @@ class ComposeConfig:
     Attributes:
       mixture: what composes the experts.
       rows, length: B and T of a batch; traces are packed into rows.
-      steps: updates.
+      steps: updates; of `lorahub`, which has none, the weights that are tried.
       rate, router_rate: peak learning rates of the attention LoRA and of the router. The released 5e-6 for both hardly
         moves a fresh router.
       schedule: `constant`, `linear` or `cosine` to 0, after `warmup` steps.
@@ -102,10 +102,22 @@ def run(
     Raises:
       UserError: an input that cannot be used; see `loop.run` too.
     """
-    slots = {expert.name: slot for slot, expert in enumerate(experts)}
     train, held = split(model, traces, config)
-    belongs = {id: slots[owner[task]] for id, task in _tasks(traces).items()}
     mixer = mixture.new_mixer(model.cfg, model.params, config.mixture, experts, seed=config.seed)
+    if config.mixture.kind == mixture.LORAHUB:
+        found = Composition(tuple(experts), lorahub.searched(model, experts, mixer, train, config))
+    else:
+        slots = {expert.name: slot for slot, expert in enumerate(experts)}
+        belongs = {example.id: slots[owner[example.task]] for example in traces}
+        found = _learned(model, experts, mixer, (train, held), belongs, config, folder, progress)
+    if folder is not None:
+        composition.save(folder, model, found)
+    return found
+
+
+def _learned(model: Model, experts, mixer, documents, belongs: dict[str, int], config, folder, progress) -> Composition:
+    """By gradients; `documents` are (to train on, held out), `belongs` has the slot of each by its id."""
+    train, held = documents
     attention = mixture.new_attention(model.cfg, model.params, config.mixture, seed=config.seed)
     made = trainer(model, experts, mixer, attention, config)
     before = _digests(made.frozen)
@@ -128,11 +140,9 @@ def run(
     )
     if _digests(made.frozen) != before:
         raise AssertionError("compose: a frozen leaf has changed")
-    found = Composition(tuple(experts), *_trained(made.tree(state), mixer, attention))
     if folder is not None:
-        composition.save(folder, model, found)
         curve.draw(folder, f"{config.mixture.kind} over {len(experts)} experts")
-    return found
+    return Composition(tuple(experts), *_trained(made.tree(state), mixer, attention))
 
 
 def trainer(
@@ -171,10 +181,6 @@ def split(model: Model, traces: Sequence[Example], config: ComposeConfig) -> tup
         held += [documents[i] for i in order[: config.held_out]]
         train += [documents[i] for i in order[config.held_out :]]
     return train, held
-
-
-def _tasks(traces: Sequence[Example]) -> dict[str, str]:
-    return {example.id: example.task for example in traces}
 
 
 def _digests(leaves: Leaves) -> dict[str, bytes]:

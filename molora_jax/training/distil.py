@@ -23,6 +23,8 @@ class DistilConfig:
       cap: most of them that are kept, chosen at random.
       temperature: 0 is greedy; then one sample is all there is.
       max_new_tokens: a completion that is not finished by then is dropped.
+      reasoning: whether a completion without any is dropped, as in the released code; experts that were only shown
+        answers have none to show.
       seed: of the samples and of the choice.
     """
 
@@ -30,6 +32,7 @@ class DistilConfig:
     cap: int = 1
     temperature: float = 0.0
     max_new_tokens: int = 512
+    reasoning: bool = True
     seed: int = 0
 
     def __post_init__(self):
@@ -71,7 +74,7 @@ def traces(
 ) -> tuple[list[Example], dict[str, Tally]]:
     """The examples with the experts' own completions in place of the given ones, and the tally of each task.
 
-    A completion is kept if it ended by itself, shows its reasoning, and its answer is right.
+    A completion is kept if it ended by itself, shows its reasoning (see `config`), and its answer is right.
 
     Args:
       engine: with the experts; its `max_length` holds the prompts and `max_new_tokens`.
@@ -89,7 +92,7 @@ def traces(
     right = registry.verify(drawn, written)
     found: dict[str, list[Example]] = {}
     for example, event, text, correct in zip(drawn, events, written, right, strict=True):
-        reason = _fault(example, event, text, correct)
+        reason = _fault(example, event, text, correct, config)
         tally = tallies[example.task]
         tally.drawn += 1
         if reason:
@@ -118,10 +121,10 @@ def _without_end(event: Event, tokenizer: Tokenizer) -> list[int]:
     return event.tokens[:-1] if ended else event.tokens
 
 
-def _fault(example: Example, event: Event, text: str, correct: bool) -> str | None:
+def _fault(example: Example, event: Event, text: str, correct: bool, config: DistilConfig) -> str | None:
     if event.finished != "stop":
         return "unfinished"
-    if not registry.judge(example).reasoned(text):
+    if config.reasoning and not registry.judge(example).reasoned(text):
         return "unreasoned"
     return None if correct else "wrong"
 

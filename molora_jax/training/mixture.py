@@ -11,7 +11,7 @@ from molora_jax.adapters import router_losses
 from molora_jax.adapters.adapter import Adapter
 from molora_jax.adapters.fresh import fresh
 from molora_jax.adapters.library import Library
-from molora_jax.adapters.mixtures import mole, settings, soups, xlora
+from molora_jax.adapters.mixtures import mole, phatgoose, settings, soups, xlora
 from molora_jax.adapters.route import LAYER, Choice, Route
 from molora_jax.adapters.router import Router, new_router
 from molora_jax.adapters.selection import Rule
@@ -38,7 +38,9 @@ RULES = {
     "top2": Rule("top_k", k=2),
 }
 """Kinds with one decision a layer."""
-KINDS = (*RULES, "loramoe", "mixlora", "smear", "mole", "xlora", "soup")
+LORAHUB = "lorahub"
+"""The kind whose weights are found without gradients (`training.lorahub`)."""
+KINDS = (*RULES, "loramoe", "mixlora", "smear", "mole", "xlora", "soup", "phatgoose", LORAHUB)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,9 +50,11 @@ class MixtureConfig:
     Attributes:
       kind: of `KINDS`. `hard` is the one of Molavi et al. 2026; `hard_dense` the same choice with the gradient of the
         mixture over all experts; `top2` a softmax over the two best; the others are those of `adapters.mixtures`.
+        `phatgoose` trains the gate of each expert on the tokens of its own domain.
       hidden: width of the router's hidden layer; 0 for a linear one.
       per_layer: a router for each layer; else one that all share, as released. Of the kinds in `RULES`.
-      rank: of the LoRA in the attention that trains with the router and that every token has; 0 for none.
+      rank: of the LoRA in the attention that trains with the router and that every token has; 0 for none. `lorahub`,
+        which has no gradients, has none.
       balance, z, entropy, consistency: factors of the auxiliary losses (`adapters.router_losses`); all 0 as released.
       expert_kl: factor of KL(p of the example's own expert || p of the mixture), token by token. It costs a second
         forward pass, and the scores of the whole vocabulary for all tokens at once.
@@ -105,8 +109,10 @@ def new_mixer(
             return mole.mole({site: f for site, (f, _) in shapes.items()}, count, depth, seed=seed)
         case "xlora":
             return xlora.xlora(cfg.width, count, depth, hidden=config.hidden, seed=seed)
-        case "soup":
-            return soups.soup(count, depth)
+        case "phatgoose":
+            return phatgoose.phatgoose(widths, count, depth, k=min(2, count), training=True)
+        case "soup" | "lorahub":
+            return soups.soup(count, depth, factored=config.kind == LORAHUB)
 
 
 def _decider(cfg: ModelConfig, config: MixtureConfig, experts: int, seed: int) -> Router:
@@ -121,7 +127,7 @@ def _scaled(params: Params, factor: float) -> Params:
 
 def new_attention(cfg: ModelConfig, params: Params, config: MixtureConfig, *, seed: int = 0) -> Adapter | None:
     """The attention LoRA that trains with the router; it changes nothing yet."""
-    if not config.rank:
+    if not config.rank or config.kind == LORAHUB:
         return None
     return fresh(cfg, params, "attention", rank=config.rank, sites=ATTENTION, seed=seed)
 
@@ -143,7 +149,8 @@ def _leaves(mixer: Any) -> dict[str, Any]:
 
 def trained_mixer(tree: dict[str, Any], mixer: Any) -> Any:
     """The router with the values of a tree that has been trained."""
-    return dataclasses.replace(mixer, **tree["router"])
+    served = {"training": False} if isinstance(mixer, phatgoose.Phatgoose) else {}
+    return dataclasses.replace(mixer, **tree["router"], **served)
 
 
 def groups(attention: Adapter | None, *, rate: float, router_rate: float) -> tuple[Group, ...]:
@@ -158,7 +165,7 @@ def groups(attention: Adapter | None, *, rate: float, router_rate: float) -> tup
 def loss(cfg: ModelConfig, config: MixtureConfig, mixer: Any) -> Loss:
     """The next-token loss of a tree as `tree` makes it, with the auxiliary losses of `config`.
 
-    For `expert_kl` the batches are `owned.Owned`, which know each token's own expert.
+    For `expert_kl` and `phatgoose` the batches are `owned.Owned`, which know each token's own expert.
     """
 
     def of(tree: dict[str, Any], batch: Batch, key: Array) -> Sums:
@@ -177,6 +184,8 @@ def forward(cfg: ModelConfig, tree: dict[str, Any], batch: Batch, router: Any) -
     """The decoder's output for a batch, as the router composes the experts of `tree`."""
     places, tokens, params = layout(batch), batch.tokens.reshape(-1), tree["params"]
     route = Route(router=router)
+    if isinstance(router, phatgoose.Phatgoose) and router.training:
+        route = Route(Route.of(batch.experts.reshape(-1)).choices, router)
     if isinstance(router, xlora.XLoRA):
         route = router.route(transformer.apply(cfg, params, tokens, places).hidden)
     return transformer.apply(cfg, params, tokens, places, bank=tree["bank"], route=route)

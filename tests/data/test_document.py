@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from molora_jax.config import UserError
-from molora_jax.data.document import Document, Mapped, fitting, from_example, from_messages, from_pair
+from molora_jax.data.document import Document, Mapped, fitting, from_example, from_messages, from_pair, short
 from molora_jax.data.example import Example
 from molora_jax.data.packing import assemble
 from molora_jax.data.rows import Report
@@ -51,6 +51,15 @@ def test_the_completion_and_its_end_are_trained(prompt_weight):
         assert (document.weights[1 : len(prompt)] == prompt_weight).all()
         assert (document.weights[len(prompt) :] == 1).all()
         assert text.decode(document.tokens[len(prompt) :], skip_special=False) == example.completion + "<|eos|>"
+
+
+def test_examples_that_have_room():
+    text, examples = tokenizer(), [*Stream(PRETRAINING, "train", 0, 20)]
+    sizes = sorted(len(from_example(text, example)) for example in examples)
+    found = short(text, examples, sizes[9])
+    assert 10 <= len(found) < 20
+    assert [e for e in examples if len(from_example(text, e)) <= sizes[9]] == found
+    assert short(text, examples, sizes[0] - 1) == []
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,19 @@
 """The second stage from traces to a folder, over the testbed's small base and random experts."""
 
 import dataclasses
+import json
 
 import jax
 import numpy as np
 import pytest
 
 from molora_jax.adapters.fresh import fresh
+from molora_jax.adapters.mixtures import lorahub
 from molora_jax.checkpoints import composition, peft
 from molora_jax.checkpoints import model as models
 from molora_jax.config import UserError
 from molora_jax.data.questions import questions
-from molora_jax.evaluation import comparison, routing, systems
+from molora_jax.evaluation import comparison, report, routing, systems
 from molora_jax.serving import specialists
 from molora_jax.training import classifier, compose
 from molora_jax.training.compose import ComposeConfig
@@ -75,6 +77,10 @@ def test_serving_loads_it_with_what_all_tokens_share(world, composed, tmp_path):
     got = systems.answers(model, systems.composed("x", found), asked)
     bare = systems.answers(model, systems.composed("x", dataclasses.replace(found, attention=None)), asked)
     assert len(got) == len(bare) == 3
+    short = systems.answers(model, systems.composed("x", found), asked, most=2)
+    for text, whole in zip(short, got, strict=True):
+        assert len(model.tokenizer.encode(text, special=False)) <= 2
+        assert whole.startswith(text)
 
 
 @pytest.mark.slow
@@ -85,6 +91,23 @@ def test_a_run_goes_on_to_the_same_router(world, composed, tmp_path):
     resumed = compose.run(*world, OWNER, part, tmp_path, progress=False)
     want, got = (np.asarray(found.mixer.params["out"]["weight"]) for found in (whole, resumed))
     assert np.array_equal(got, want)
+
+
+def test_lorahub_finds_one_weight_an_expert(world, tmp_path):
+    pytest.importorskip("nevergrad", reason="needs nevergrad: pip install 'molora_jax[train]'")
+    model, experts, traces = world
+    config = dataclasses.replace(CONFIG, mixture=MixtureConfig(kind="lorahub"), steps=12)
+    found = compose.run(*world, OWNER, config, tmp_path, progress=False)
+    weights = np.asarray(found.mixer.params["weight"])
+    assert weights.shape == (model.cfg.layers, 2)
+    assert np.all(weights == weights[0])
+    assert found.attention is None
+    back = composition.load(tmp_path, model, experts)
+    assert np.array_equal(back.mixer.params["weight"], weights)
+    whole = lorahub.merged(experts, weights[0], name="hub")
+    asked = traces[:2] + traces[-2:]
+    alone = systems.System(name="merged", experts=(whole,), single="hub")
+    assert systems.answers(model, systems.composed("x", back), asked) == systems.answers(model, alone, asked)
 
 
 def test_too_few_traces_are_refused(world):
@@ -127,6 +150,23 @@ def test_the_routing_of_a_forced_expert_is_all_its_own(world, composed):
     assert np.allclose(got.by_layer["margin"], 2 * sure - 1, atol=1e-5)
     assert got.mean("weight") == pytest.approx(1, abs=1e-6)
     assert got.mean("switch_rate") == 0
+
+
+def test_an_evaluation_in_a_folder(world, composed, tmp_path):
+    model, experts, _ = world
+    found, _ = composed
+    sets = {name: questions(f"testbed:{name}", "test", 3) for name in NAMES}
+    right = {"x": {name: np.zeros(3, bool) for name in NAMES}}
+    made = comparison.Comparison({name: tuple(e.id for e in own) for name, own in sets.items()}, right, {"x": 1.0})
+    report.write(tmp_path, model, made, {"x": found}, sets, length=128, routed=1)
+    values = json.loads((tmp_path / "evaluation.json").read_text())
+    count = {e.name: sum(u.a.size + u.b.size for _, _, u in e.weights()) for e in experts}
+    assert values["parameters"]["experts"] == count
+    assert values["parameters"]["x"] == compose.parameters(found)
+    assert values["routing"]["x"]["domains"] == list(NAMES)
+    table = (tmp_path / "table.md").read_text()
+    assert f"| expert calc | {count['calc']:,} |" in table
+    assert f"| x: router | {2 * model.cfg.width:,} |" in table
 
 
 def test_the_prompt_classifier_learns_the_domains(world):

@@ -66,7 +66,9 @@ def test_what_is_kept_is_right_whole_and_no_more_than_the_cap(world, config):
 )
 def test_the_reason_why_a_completion_is_dropped(world, finished, text, correct, reason):
     event = Event(0, [1], None, finished)
-    assert distil._fault(world[2][0], event, text, correct) == reason
+    assert distil._fault(world[2][0], event, text, correct, DistilConfig()) == reason
+    bare = distil._fault(world[2][0], event, text, correct, DistilConfig(reasoning=False))
+    assert bare == (None if reason == "unreasoned" else reason)
 
 
 def test_traces_go_through_a_file(world, tmp_path):

@@ -15,7 +15,7 @@ from molora_jax.models import transformer
 from molora_jax.training import mixture
 from molora_jax.training.batch import batch as make_batch
 from molora_jax.training.batch import layout
-from molora_jax.training.mixture import KINDS, MixtureConfig
+from molora_jax.training.mixture import KINDS, LORAHUB, MixtureConfig
 from molora_jax.training.optimiser import OptimiserConfig
 from molora_jax.training.owned import Owned
 from molora_jax.training.step import Trainer
@@ -71,9 +71,17 @@ def test_a_hard_choice_has_the_loss_of_the_experts_that_it_chose(world, kind):
         assert np.all(np.asarray(out.trace[LAYER].gate if kind == "hard" else 1) == 1)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+SLOTS = np.array([[1] * 9, [2] * 6 + [-1] * 3])
+
+
+def _owned(batch) -> Owned:
+    return Owned(**{f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}, experts=SLOTS)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != LORAHUB])
 def test_every_kind_trains_its_router_and_the_shared_adapter_alone(world, kind):
     cfg, _, _, batch = world
+    batch = _owned(batch)
     config = MixtureConfig(kind=kind, rank=2)
     mixer, attention, tree = _made(world, config)
     groups = mixture.groups(attention, rate=1e-2, router_rate=1e-2)
@@ -91,6 +99,26 @@ def test_every_kind_trains_its_router_and_the_shared_adapter_alone(world, kind):
     assert all(np.array_equal(trainer.frozen[path], leaf) for path, leaf in frozen.items())
     found = mixture.trained_mixer(trainer.tree(state), mixer)
     assert type(found) is type(mixer)
+
+
+def test_the_gates_of_phatgoose_train_on_their_own_domains_and_then_compete(world):
+    cfg, _, experts, batch = world
+    config = MixtureConfig(kind="phatgoose", rank=0)
+    mixer, _, tree = _made(world, config)
+    half = dataclasses.replace(Route.of(jnp.asarray(SLOTS.reshape(-1))).choices[LAYER], gate=jnp.full(18, 0.5))
+    tokens = batch.tokens.reshape(-1)
+    route = Route({LAYER: half})
+    hidden = transformer.apply(cfg, tree["params"], tokens, layout(batch), bank=tree["bank"], route=route).hidden
+    of = mixture.loss(cfg, config, mixer)
+    got = of(tree, _owned(batch), jax.random.key(0))
+    assert_close(got.loss, _reference(cfg, tree["params"], hidden, batch))  # gates of zero open half
+    gradient = jax.grad(lambda router: of(tree | {"router": router}, _owned(batch), jax.random.key(0)).loss)
+    for site, leaf in gradient(tree["router"])["params"].items():
+        sizes = np.abs(np.asarray(leaf["out"]["weight"])).max(axis=(0, 2))
+        assert sizes[0] == 0 < min(sizes[1:]), site  # no token is the first expert's
+    assert mixer.training
+    assert not mixture.trained_mixer(tree, mixer).training
+    assert [e.name for e in experts] == ["e0", "e1", "e2"]
 
 
 def test_the_auxiliary_losses_are_added_by_their_factors(world):
@@ -117,17 +145,14 @@ def test_the_divergence_from_the_own_expert(world):
     cfg, params, _, batch = world
     config = MixtureConfig(kind="soft", rank=0, expert_kl=0.5)
     mixer, _, tree = _made(world, config)
-    slots = np.array([[1] * 9, [2] * 6 + [-1] * 3])
-    fields = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
-    owned = Owned(**fields, experts=slots)
-    got = mixture.loss(cfg, config, mixer)(tree, owned, jax.random.key(0))
+    got = mixture.loss(cfg, config, mixer)(tree, _owned(batch), jax.random.key(0))
     plain = mixture.loss(cfg, MixtureConfig(kind="soft", rank=0), mixer)(tree, batch, jax.random.key(0))
 
     def log_p(hidden):
         logits = np.asarray(transformer.logits(cfg, params, hidden), np.float64)
         return logits - np.log(np.sum(np.exp(logits), axis=-1, keepdims=True))
 
-    route = Route.of(jnp.asarray(slots.reshape(-1)))
+    route = Route.of(jnp.asarray(SLOTS.reshape(-1)))
     tokens = batch.tokens.reshape(-1)
     own = log_p(transformer.apply(cfg, params, tokens, layout(batch), bank=tree["bank"], route=route).hidden)
     mixed = log_p(mixture.forward(cfg, tree, batch, mixer).hidden)

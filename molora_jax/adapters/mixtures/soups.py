@@ -1,4 +1,4 @@
-"""LoRA Soups: one learned weight for each expert and layer, and the adapter that the weighted experts sum to."""
+"""LoRA Soups: one weight for each expert and layer, and the adapter that the weighted experts sum to."""
 
 import dataclasses
 import functools
@@ -27,15 +27,15 @@ class Soup(Router):
 
     def decide(self, key, x, site, given, layout, pool=None):
         weights = jnp.broadcast_to(self.params["weight"], (x.shape[1], len(self.placement.slots)))
-        return with_given(self.placement.spread(weights), given)
+        return with_given(self.placement.spread(weights), given, factored=self.rule.factored)
 
 
-def soup(experts: int, layers: int) -> Soup:
-    """Equal weights, to train."""
+def soup(experts: int, layers: int, *, factored: bool = False) -> Soup:
+    """Equal weights, to train; `factored` weighs the factors A and B apart, as LoraHub does (see `lorahub`)."""
     return Soup(
         params={"weight": jnp.full((layers, experts), 1 / experts)},
         placement=Placement(jnp.arange(experts, dtype=jnp.int32), experts),
-        rule=Rule("soft"),
+        rule=Rule("soft", factored=factored),
         per_layer=True,
     )
 
