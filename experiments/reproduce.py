@@ -24,7 +24,7 @@ _SEEDS = flags.DEFINE_list("seeds", None, "Instead of 0,1,2.")
 _WORKERS = flags.DEFINE_integer("workers", None, "Jobs at a time; by default one a core.", lower_bound=1)
 _QUICK = flags.DEFINE_bool("quick", False, "Tiny sizes, to see that it runs; the numbers mean nothing.")
 _JOB = flags.DEFINE_string("job", None, "STAGE:SEED, the only one to do, in this process.")
-_SHIP = flags.DEFINE_integer("ship", None, "Seed whose experts and router are copied into the package in the end.")
+_SHIP = flags.DEFINE_integer("ship", None, "Seed whose experts, router and gates the package gets in the end.")
 _SUMMARY = flags.DEFINE_bool("summary", False, "Train nothing; read the results.")
 
 
@@ -48,7 +48,7 @@ def main() -> None:
         jobs.run_all(plan, _STAGES.value, runs, results, command, workers=_WORKERS.value or os.cpu_count())
     summary.write(results)
     if _SHIP.value is not None:
-        shipping.ship(runs, _SHIP.value)
+        shipping.ship(plan, runs, _SHIP.value)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,10 @@ from typing import Any
 
 from molora_jax.adapters.gate import PUBLISHED
 from molora_jax.checkpoints import model as models
+from molora_jax.checkpoints import peft
 from molora_jax.data.testbed.recipe import Stream, specialist
 from molora_jax.evaluation import comparison
-from molora_jax.evaluation.reproduction.plan import ENDLESS, MLP, Plan
+from molora_jax.evaluation.reproduction.plan import ENDLESS, MLP, Plan, seed_folder
 from molora_jax.evaluation.systems import System
 from molora_jax.training.fit import fit
 from molora_jax.training.specialist import AdapterConfig, count, named
@@ -31,6 +32,7 @@ def run(plan: Plan, seed: int, runs: Path) -> dict[str, Any]:
             adapter = fit(base, stream, "expert", settings(kind), **how)
             parameters[kind] = count(adapter)
             seconds[f"{domain} {kind}"] = round(time.perf_counter() - begun, 1)
+            peft.save(seed_folder(runs, seed) / f"{kind}-{domain}", model.cfg, adapter)
             asked.append(System(name=kind, experts=(adapter,), single="expert"))
         found[domain] = comparison.compare(model, asked, plan.sets(domain)).values
     return dict(domains=found, parameters=parameters, seconds=seconds)

@@ -1,4 +1,4 @@
-"""What of a reproduction the package carries: the experts of one seed, and the hard composition of them."""
+"""What of a reproduction the package carries: of one seed the experts, their hard composition, and the MaLoRAs."""
 
 import shutil
 from pathlib import Path
@@ -6,21 +6,22 @@ from pathlib import Path
 from molora_jax.checkpoints.composition import ATTENTION, ROUTER
 from molora_jax.checkpoints.resolve import PARTS
 from molora_jax.config import UserError
-from molora_jax.evaluation.reproduction.plan import SINGLE, seed_folder
+from molora_jax.evaluation.reproduction.plan import SINGLE, Plan, seed_folder
 
 
-def ship(runs: Path, seed: int, to: Path = PARTS) -> list[Path]:
-    """Copies them into the package: `calc` and so on, and `hard`; what was there is replaced.
+def ship(plan: Plan, runs: Path, seed: int, to: Path = PARTS) -> list[Path]:
+    """Copies them into the package: `calc` and so on, `hard`, `malora-text` and so on; what was there is replaced.
 
     Raises:
-      UserError: the stages `experts` and `mixtures` of that seed have not been done here.
+      UserError: the stages `experts`, `mixtures` and `gates` of that seed have not been done here.
     """
     folder = seed_folder(runs, seed)
     sources = {name: folder / name / "adapter" for name in SINGLE}
     sources |= {f"hard/{part}": folder / "hard" / part for part in (ROUTER, ATTENTION)}
+    sources |= {name: folder / name for name in (f"malora-{domain}" for domain in plan.gate_domains)}
     if missing := [source for source in sources.values() if not source.is_dir()]:
         raise UserError(
-            f"ship: got no {missing[0]}, expected the stages experts and mixtures of seed {seed} to be done"
+            f"ship: got no {missing[0]}, expected the stages experts, mixtures and gates of seed {seed} to be done"
         )
     for name, source in sources.items():
         shutil.rmtree(to / name, ignore_errors=True)

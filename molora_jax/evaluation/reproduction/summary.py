@@ -16,7 +16,7 @@ from molora_jax.evaluation.pair import RANDOM, TRAINED
 from molora_jax.evaluation.reproduction.plan import MIXED, SINGLE
 from molora_jax.evaluation.routing import Routing
 
-SOFT = ("soft", "top2", "switch", "loramoe", "xlora", "soup", "uniform", "arrow")
+SOFT = ("soft", "top2", "switch", "loramoe", "xlora", "mole", "phatgoose", "lorahub", "soup", "uniform", "arrow")
 """What hard routing is compared with: mixtures and scaled choices."""
 
 HARD = "hard_dense"
