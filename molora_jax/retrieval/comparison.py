@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -113,6 +114,34 @@ def untrained(questions: Sequence[Question], beside: Beside, seeds: int) -> dict
     found["random"] = [[baselines.ranking(baselines.chance(q, seed)) for q in questions] for seed in range(seeds)]
     found["oracle"] = [[baselines.ranking(baselines.oracle(q)) for q in questions]]
     return found
+
+
+def given(file: str | pathlib.Path, questions: Mapping[str, Sequence[Question]]) -> dict[str, list[tuple[int, ...]]]:
+    """Rankings that somebody else made, for the sets that the file has.
+
+    Args:
+      file: JSON, `{set: {question's id: [index of a segment, best first, …]}}`; segments that it leaves out come after
+        those that it names, in their own order.
+
+    Raises:
+      UserError: no such file, none of the sets in it, or a question without a ranking of its segments.
+    """
+    try:
+        known = json.loads(pathlib.Path(file).expanduser().read_text())
+        found = {
+            of: [_completed(known[of][q.id], len(q.segments)) for q in questions[of]] for of in questions if of in known
+        }
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise UserError(f"{file}: got {e!r}, expected JSON with a ranking for each question of a set") from None
+    if not found:
+        raise UserError(f"{file}: got none of the sets {', '.join(questions)}, expected some")
+    return found
+
+
+def _completed(named: Sequence[int], count: int) -> tuple[int, ...]:
+    if len(set(named)) < len(named) or not set(named) <= set(range(count)):
+        raise ValueError(f"the ranking {named} of {count} segments")
+    return (*named, *(i for i in range(count) if i not in named))
 
 
 def last_token(encoder: Encoder, questions: Sequence[Question]) -> tuple[list[tuple[int, ...]], float]:

@@ -1,6 +1,7 @@
 """The rows of a comparison of retrievers, the keys of its summary, its table and its plot."""
 
 import functools
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -50,6 +51,11 @@ class Report:
             }
             self.measure(name, {of: own[name] for of, own in found.items()}, costs, trained_on="-")
 
+    def given(self, name: str, file: str | pathlib.Path) -> None:
+        """Rows of somebody else's rankings, as `comparison.given` reads them; what they cost is not known."""
+        found = comparison.given(file, self.questions)
+        self.measure(name, {of: [ranked] for of, ranked in found.items()}, {}, trained_on="theirs")
+
     def frozen(self, encoder: Encoder, ranker: AttentionRanker, learn: Mapping[str, Sequence[Question]]) -> None:
         """Rows of what a model ranks by itself: cosines of last tokens, and attention by heads chosen on `learn`."""
         ranker.choose([question for own in learn.values() for question in own])
@@ -88,16 +94,22 @@ class Report:
         self.measure(name, rankings, costs, trained_on=trained_on)
 
     def measure(self, name: str, rankings: Mapping[str, Sequence], costs: Mapping[str, float], **facts: Any) -> None:
-        """A row for each set and for the pooled ones: rankings by set and seed, encoder tokens × layers a question."""
+        """A row for each set, and for the pooled ones if all are there: rankings by set and seed, and what they cost.
+
+        Args:
+          costs: encoder tokens × layers a question, by set; none where they are not known.
+        """
         own = {of: comparison.values(self.questions[of], each) for of, each in rankings.items()}
-        own |= comparison.merged({of: own[of] for of in self.dev})
+        spent = {of: float(cost) for of, cost in costs.items()}
+        if set(self.dev) <= set(own):
+            own |= comparison.merged({of: own[of] for of in self.dev})
+            if spent:
+                spent[POOLED] = sum(spent[of] * len(self.dev[of]) for of in self.dev) / sum(map(len, self.dev.values()))
         if name in RIVALS:
             self._rivals[name] = own
-        spent = {of: float(cost) for of, cost in costs.items()}
-        spent[POOLED] = sum(spent[of] * len(self.dev[of]) for of in self.dev) / sum(map(len, self.dev.values()))
         for of, figures in own.items():
             found = comparison.means(figures)
-            row = dict(system=name, **facts, set=of, n=len(figures["recall@2"]), **found, cost=spent[of])
+            row = dict(system=name, **facts, set=of, n=len(figures["recall@2"]), **found, cost=spent.get(of))
             row |= self._gaps(name, of, figures)
             self._add(**row)
             self._rows.append(row)
@@ -125,12 +137,11 @@ class Report:
 
 
 def table(rows: Sequence[Mapping], columns: Sequence[str]) -> str:
-    """Markdown; numbers between 0 and 1 in three places."""
-    show = lambda value: (
-        f"{value:.3f}"
-        if isinstance(value, float) and value <= 1
-        else f"{value:,.0f}"
-        if isinstance(value, float)
-        else str(value)
-    )
-    return benchmarking.markdown([columns, *([show(row.get(c, "")) for c in columns] for row in rows)]) + "\n"
+    """Markdown; numbers up to 1 in three places, nothing where they are not known."""
+    return benchmarking.markdown([columns, *([_shown(row.get(c, "")) for c in columns] for row in rows)]) + "\n"
+
+
+def _shown(value: Any) -> str:
+    if not isinstance(value, float):
+        return "" if value is None else str(value)
+    return f"{value:.3f}" if value <= 1 else f"{value:,.0f}"

@@ -1,6 +1,7 @@
 """Slates from questions, their cache, and the rows of a comparison."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -59,6 +60,36 @@ def test_channels_are_kept_by_what_they_are_made_of(tmp_path):
     Beside(dense=twins, cache=tmp_path).of([other])
     assert twins.calls == 2
     assert Beside(cache=tmp_path).of([own])[0][1].shape == (4, 4, len(channels.LEXICAL_LINKS))
+
+
+def test_rankings_made_elsewhere(data, tmp_path):
+    dev = comparison.questions(data, "dev")
+    first, second, third = dev["wiki2"]
+    count = len(first.segments)
+    file = tmp_path / "theirs.json"
+    theirs = {first.id: [2, 0], second.id: [], third.id: list(range(count))[::-1]}
+    file.write_text(json.dumps({"wiki2": theirs, "another": {}}))
+    found = comparison.given(file, dev)
+    rest = [i for i in range(count) if i not in (2, 0)]
+    assert found == {"wiki2": [(2, 0, *rest), tuple(range(count)), tuple(range(count))[::-1]]}
+    rows = []
+    report = Report(lambda **row: rows.append(row), dev)
+    report.untrained(Beside(), 1)
+    report.given("beam", file)
+    own = [row for row in rows if row["system"] == "beam"]
+    assert [row["set"] for row in own] == ["wiki2"]
+    support = [set(q.supporting) for q in dev["wiki2"]]
+    hits = [len(s & set(r[:2])) / len(s) for s, r in zip(support, found["wiki2"], strict=True)]
+    assert own[0]["r2"] == pytest.approx(np.mean(hits))
+    assert "| beam | theirs | wiki2 | 3 |" in report.table()
+    assert own[0]["cost"] is None
+    for bad in ({first.id: [0]}, theirs | {first.id: [0, 0]}, theirs | {first.id: [count]}):
+        file.write_text(json.dumps({"wiki2": bad}))
+        with pytest.raises(UserError, match="expected JSON with a ranking for each question of a set"):
+            comparison.given(file, dev)
+    file.write_text("{}")
+    with pytest.raises(UserError, match="got none of the sets musique, hotpotqa, wiki2"):
+        comparison.given(file, dev)
 
 
 def test_a_comparison_from_files_to_rows(data):
