@@ -1,7 +1,11 @@
-"""Next-token losses that never hold the scores of the whole vocabulary: [N V] exists only a chunk at a time."""
+"""Next-token losses that never hold the scores of the whole vocabulary: [N V] exists only a chunk at a time.
+
+Tokens that do not count, such as those of a prompt, have no scores at all.
+"""
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +14,12 @@ from molora_jax.adapters.bank import Bank
 from molora_jax.config import ModelConfig, UserError
 from molora_jax.data.batch import Batch
 from molora_jax.training.batch import next_tokens
-from molora_jax.typing import Array, Float, Int, Params
+from molora_jax.typing import Array, Bool, Float, Int, Params
 
 SCORES = 2**20
 """Scores that are alive at a time, 4 MiB in fp32: on two CPU cores 1.4 × as fast as 16 MiB, and as fast as all."""
+TILE = 256
+"""Tokens that are passed over together where none of them counts; with many tokens, a 32nd of them."""
 
 
 @jax.tree_util.register_dataclass
@@ -49,7 +55,7 @@ def next_token_loss(
       UserError: `bank` has experts of the head, whose scores this does not compute.
     """
     targets, weights = next_tokens(batch)
-    score, log_z, highest = token_scores(hidden, head(cfg, params, bank), targets)
+    score, log_z, highest = token_scores(hidden, head(cfg, params, bank), targets, where=weights != 0)
     weights = weights.astype(score.dtype)
     loss = log_z - score
     if z_loss:
@@ -68,7 +74,12 @@ def head(cfg: ModelConfig, params: Params, bank: Bank | None = None) -> Float[Ar
 
 
 def token_scores(
-    hidden: Float[Array, "N D"], head: Float[Array, "V D"], targets: Int[Array, "N"], *, chunk: int | None = None
+    hidden: Float[Array, "N D"],
+    head: Float[Array, "V D"],
+    targets: Int[Array, "N"],
+    *,
+    where: Bool[Array, "N"] | None = None,
+    chunk: int | None = None,
 ) -> tuple[Float[Array, "N"], Float[Array, "N"], Float[Array, "N"]]:
     """(s, log Z, max s) of each token: its target's score, log Σ_v exp s_v over all scores, and the highest of them.
 
@@ -78,16 +89,50 @@ def token_scores(
     alg. 3). A head that is differentiated is: its scores are computed again, chunk by chunk.
 
     Args:
+      where: tokens that are wanted; the others have zeros, and on a single device cost next to nothing.
       chunk: columns of the vocabulary at a time; by default as many as keep to `SCORES`.
     """
     rows, vocab = max(hidden.shape[0], 1), head.shape[0]
-    chunk = min(vocab, chunk or max(SCORES // rows, 256))
-    return _token_scores(chunk, hidden, head, targets)
+    chosen = None if where is None or rows <= TILE or _several_devices() else where
+    chunk = min(vocab, chunk or max(SCORES // (rows if chosen is None else _tile(rows)), 256))
+    found = _token_scores(chunk, hidden, head, targets, chosen)
+    return found if where is None else tuple(jnp.where(where, value, 0) for value in found)
+
+
+def _several_devices() -> bool:
+    """Whether tokens may lie on several devices, between which sorting them would move them."""
+    return math.prod(jax.sharding.get_abstract_mesh().shape.values()) > 1
+
+
+def _tile(rows: int) -> int:
+    return max(TILE, rows // 32)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _token_scores(chunk: int, hidden, head, targets):
-    return _summed(chunk, hidden, head, targets)[:3]
+def _token_scores(chunk: int, hidden, head, targets, where):
+    return _chosen(chunk, hidden, head, targets, where)[:3]
+
+
+def _chosen(chunk: int, hidden, head, targets, where, **how):
+    """`_summed` of the tokens in `where`, which come first in tiles; those without any are passed over."""
+    if where is None:
+        return _summed(chunk, hidden, head, targets, **how)
+    rows, tile = len(where), _tile(len(where))
+    order, count = jnp.argsort(~where, stable=True), jnp.sum(where)
+    starts = jnp.arange(0, rows, tile)
+    places = jnp.pad(order, (0, len(starts) * tile - rows)).reshape(-1, tile)
+
+    def one(start, own):
+        run = lambda: _summed(chunk, hidden[own], head, targets[own], **how)
+        score, log_z, *rest = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(run))
+        none = (score, log_z + jnp.inf, *rest)  # p = exp(s - log Z) of the backward pass is then 0
+        return jax.lax.cond(start < count, run, lambda: none)
+
+    def back(found):
+        flat = found.reshape(-1, *found.shape[2:])[:rows]
+        return jnp.zeros_like(flat).at[order].set(flat)
+
+    return jax.tree.map(back, jax.lax.map(lambda args: one(*args), (starts, places)))
 
 
 def _summed(chunk: int, hidden, head, targets, *, with_mean: bool = False):
@@ -129,15 +174,15 @@ def _wide(hidden):
     return jnp.promote_types(hidden.dtype, jnp.float32)
 
 
-def _forward(chunk, hidden, head, targets):
-    values = hidden.value, head.value, targets.value
-    score, log_z, top, mean = _summed(chunk, *values, with_mean=hidden.perturbed)
-    return (score, log_z, top), (*values, log_z, mean, head.perturbed)
+def _forward(chunk, hidden, head, targets, where):
+    values, where = (hidden.value, head.value, targets.value), where and where.value
+    score, log_z, top, mean = _chosen(chunk, *values, where, with_mean=hidden.perturbed)
+    return (score, log_z, top), (*values, where, log_z, mean, head.perturbed)
 
 
 def _backward(chunk, residuals, cotangents):
     """With p = exp(s - log Z): dh = dlogZ · Σ_v p_v W_v + ds · W_target; dW_v = (p_v · dlogZ + [v = target] · ds) h."""
-    hidden, head, targets, log_z, mean, want_head = residuals
+    hidden, head, targets, where, log_z, mean, want_head = residuals
     zero = lambda g: jnp.zeros(g.shape, g.dtype) if isinstance(g, jax.custom_derivatives.SymbolicZero) else g
     d_score, d_log_z = (zero(g)[:, None] for g in cotangents[:2])
     wide = _wide(hidden)
@@ -155,7 +200,7 @@ def _backward(chunk, residuals, cotangents):
         d_hidden = (d_log_z * mean + d_score * head[targets].astype(wide)).astype(hidden.dtype)
     if want_head:
         d_head = jax.lax.fori_loop(0, -(-head.shape[0] // chunk), add, jnp.zeros(head.shape, wide)).astype(head.dtype)
-    return d_hidden, d_head, None
+    return d_hidden, d_head, None, None
 
 
 _token_scores.defvjp(_forward, _backward, symbolic_zeros=True)

@@ -52,7 +52,8 @@ def logprobs(
     """
     hidden = decode(tree, batch) / temperature
     targets, _ = next_tokens(batch)
-    score, log_z, _ = token_scores(hidden, head(cfg, tree["params"], tree.get("bank")), targets)
+    before = jnp.pad(batch.sampled[:, 1:], ((0, 0), (0, 1))).reshape(-1)
+    score, log_z, _ = token_scores(hidden, head(cfg, tree["params"], tree.get("bank")), targets, where=before)
     found = jnp.pad((score - log_z).reshape(batch.tokens.shape)[:, :-1], ((0, 0), (1, 0)))
     return jnp.where(batch.sampled, found, 0)
 

@@ -43,6 +43,39 @@ def test_any_chunk_gives_the_naive_values_and_gradients(n, d, v, chunk):
         assert_close(jax.jit(jax.grad(ours))(h, w), want[0])  # with a frozen head
 
 
+@pytest.mark.parametrize(("n", "share"), [(300, 0.1), (513, 0.9), (257, 0.0), (600, 1.0), (5, 0.5)])
+@pytest.mark.parametrize("train_head", [False, True])
+def test_tokens_that_do_not_count_have_neither_scores_nor_gradients(n, share, train_head):
+    with jax.enable_x64(True):
+        h, w, targets, out = operands(n, 3, 11)
+        h = h * 400  # exp of scores without log Z would overflow
+        where = jnp.asarray(np.random.default_rng(n).random(n) < share)
+
+        def ours(h, w):
+            score, log_z, _ = token_scores(h, w, targets, where=where, chunk=4)
+            return jnp.sum(out * jnp.stack([score, log_z]))
+
+        def theirs(h, w):
+            return jnp.sum(out * jnp.where(where, jnp.stack(naive(h, w, targets)), 0))
+
+        score, log_z, highest = token_scores(h, w, targets, where=where, chunk=4)
+        best = np.max(np.asarray(h) @ np.asarray(w).T, axis=1)
+        for got, want in zip((score, log_z, highest), (*naive(h, w, targets), best), strict=True):
+            assert_close(got, np.where(where, want, 0))
+        of = (0, 1) if train_head else 0
+        jax.tree.map(assert_close, jax.jit(jax.grad(ours, of))(h, w), jax.grad(theirs, of)(h, w))
+
+
+def test_tiles_without_a_token_that_counts_are_not_computed():
+    h, w, targets, _ = operands(1024, 3, 11, np.float32)
+    where = jnp.arange(1024) % 4 == 1  # 256 of them, a whole tile
+    broken = jnp.where(where[:, None], h, jnp.nan)
+    total = lambda h: jnp.sum(jnp.stack(token_scores(h, w, targets, where=where)[:2]))
+    assert_close(total(broken), total(h))
+    want = jax.grad(lambda h: jnp.sum(jnp.where(where, jnp.stack(naive(h, w, targets)), 0)))(h)
+    assert_close(jax.jit(jax.grad(total))(broken), want)
+
+
 def test_scores_are_kept_in_fp32_and_gradients_in_the_dtype_they_belong_to():
     h, w, targets, out = operands(9, 16, 50, np.float32)
     low = h.astype(jnp.bfloat16), w.astype(jnp.bfloat16)
