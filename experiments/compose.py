@@ -13,16 +13,18 @@ from absl import flags
 from ml_collections import config_flags
 
 from molora_jax import cli, compilation
+from molora_jax.checkpoints import composition
 from molora_jax.checkpoints import model as models
-from molora_jax.checkpoints.resolve import cache_folder
+from molora_jax.checkpoints.resolve import cache_folder, part
 from molora_jax.serving import specialists
-from molora_jax.training import compose, distil, settings
+from molora_jax.training import compose, distil, growth, settings
 from molora_jax.training.compose import ComposeConfig
 
 _CONFIG = config_flags.DEFINE_config_file("config", "configs/compose_testbed.py", "File with get_config().")
 _MODEL = flags.DEFINE_string("model", None, "The experts' base.", required=True)
 _EXPERTS = flags.DEFINE_list("experts", None, "name=folder of each, in the order of the router.", required=True)
 _OWNER = flags.DEFINE_list("owner", [], "task=expert for each task of the traces; by default experts are named so.")
+_GROW = flags.DEFINE_string("grow", None, "Composition of all experts but the last, to which that one is added.")
 _TRACES = flags.DEFINE_string("traces", None, "JSON lines of experiments.distil.", required=True)
 _OUT = flags.DEFINE_string("out", None, "Folder of the run: checkpoints, numbers, router, attention.", required=True)
 _PROGRESS = flags.DEFINE_bool("progress", True, "Draw a bar with the time left.")
@@ -38,7 +40,12 @@ def main() -> None:
     out = Path(_OUT.value)
     settings.remember(config, out)
     traces = distil.load(_TRACES.value)
-    found = compose.run(model, experts, traces, owner, config, out, progress=_PROGRESS.value)
+    how = dict(progress=_PROGRESS.value)
+    if _GROW.value:
+        old = composition.load(part(_GROW.value), model, experts[:-1])
+        found = growth.grown(model, old, experts[-1], traces, owner, config, out, **how)
+    else:
+        found = compose.run(model, experts, traces, owner, config, out, **how)
     counts = compose.parameters(found)
     print(f"{config.mixture.kind}: {counts['router']:,} parameters of the router, {counts['attention']:,} of the LoRA")
     named = ",".join(_EXPERTS.value)

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import jax
@@ -158,6 +158,23 @@ def new_router(
         per_layer=layers > 0,
         per_site=per_site,
     )
+
+
+def restricted(router: Router, experts: Sequence[int]) -> Router:
+    """The router of some of its experts, which it judges as before, in the first slots of a bank of as many."""
+    kept = jnp.asarray(experts, jnp.int32)
+    params = over_experts(lambda leaf, axis: jnp.take(leaf, kept, axis=axis), router.params)
+    return dataclasses.replace(router, params=params, placement=Placement(jnp.arange(len(kept)), len(kept)))
+
+
+def over_experts(change: Callable[..., Array], params: Params, *others: Params) -> Params:
+    """The params with change(leaf, *leaves of the others, axis) for each leaf that has an axis of J experts."""
+
+    def at(path, leaf, *rest):
+        names = [entry.key for entry in path]
+        return change(leaf, *rest, axis=-1 if names[-1] == "bias" else -2) if "out" in names else leaf
+
+    return jax.tree_util.tree_map_with_path(at, params, *others)
 
 
 def cooled(step: Int[Array, ""], steps: int, *, start=1.0, end=0.1, shape: Literal["cosine", "exponential"] = "cosine"):

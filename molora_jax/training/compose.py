@@ -102,24 +102,36 @@ def run(
     Raises:
       UserError: an input that cannot be used; see `loop.run` too.
     """
-    train, held = split(model, traces, config)
+    documents = split(model, traces, config)
     mixer = mixture.new_mixer(model.cfg, model.params, config.mixture, experts, seed=config.seed)
     if config.mixture.kind == mixture.LORAHUB:
-        found = Composition(tuple(experts), lorahub.searched(model, experts, mixer, train, config))
+        found = Composition(tuple(experts), lorahub.searched(model, experts, mixer, documents[0], config))
     else:
-        slots = {expert.name: slot for slot, expert in enumerate(experts)}
-        belongs = {example.id: slots[owner[example.task]] for example in traces}
-        found = _learned(model, experts, mixer, (train, held), belongs, config, folder, progress)
+        attention = mixture.new_attention(model.cfg, model.params, config.mixture, seed=config.seed)
+        made = trainer(model, experts, mixer, attention, config)
+        tree = fit(made, documents, slots(experts, traces, owner), config, folder, progress=progress)
+        found = Composition(tuple(experts), *_trained(tree, mixer, attention))
     if folder is not None:
         composition.save(folder, model, found)
     return found
 
 
-def _learned(model: Model, experts, mixer, documents, belongs: dict[str, int], config, folder, progress) -> Composition:
-    """By gradients; `documents` are (to train on, held out), `belongs` has the slot of each by its id."""
+def slots(experts: Sequence[Adapter], traces: Sequence[Example], owner: dict[str, str]) -> dict[str, int]:
+    """Of each trace, by its id, the slot of the expert that its task belongs to."""
+    known = {expert.name: slot for slot, expert in enumerate(experts)}
+    return {example.id: known[owner[example.task]] for example in traces}
+
+
+def fit(
+    made: Trainer, documents, belongs: dict[str, int], config: ComposeConfig, folder: Path | None, *, progress: bool
+) -> dict[str, Any]:
+    """The tree of a trainer after a run, whose frozen leaves are checked to have stayed.
+
+    Args:
+      documents: (to train on, held out), of `split`.
+      belongs: of `slots`.
+    """
     train, held = documents
-    attention = mixture.new_attention(model.cfg, model.params, config.mixture, seed=config.seed)
-    made = trainer(model, experts, mixer, attention, config)
     before = _digests(made.frozen)
     spec = dict(rows=config.rows, length=config.length)
     batches = lambda documents, **how: Batches({"traces": documents}, Spec(**spec, **how))
@@ -141,8 +153,8 @@ def _learned(model: Model, experts, mixer, documents, belongs: dict[str, int], c
     if _digests(made.frozen) != before:
         raise AssertionError("compose: a frozen leaf has changed")
     if folder is not None:
-        curve.draw(folder, f"{config.mixture.kind} over {len(experts)} experts")
-    return Composition(tuple(experts), *_trained(made.tree(state), mixer, attention))
+        curve.draw(folder, f"{config.mixture.kind} over frozen experts")
+    return made.tree(state)
 
 
 def trainer(

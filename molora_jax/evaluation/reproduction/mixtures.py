@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from molora_jax.adapters.adapter import Adapter
-from molora_jax.adapters.composition import Composition
+from molora_jax.adapters.composition import Composition, without
 from molora_jax.adapters.library import Library
 from molora_jax.adapters.mixtures.arrow import arrow
 from molora_jax.checkpoints import composition, peft
@@ -22,7 +22,7 @@ from molora_jax.evaluation.reproduction import experts as stage1
 from molora_jax.evaluation.reproduction.plan import SINGLE, Plan, seed_folder
 from molora_jax.evaluation.routing import routing
 from molora_jax.evaluation.systems import LENGTH, System
-from molora_jax.training import classifier, compose, distil
+from molora_jax.training import classifier, compose, distil, growth
 from molora_jax.training.compose import ComposeConfig
 from molora_jax.training.distil import DistilConfig
 from molora_jax.training.fit import fit
@@ -31,6 +31,9 @@ from molora_jax.training.specialist import AdapterConfig
 
 USES = (*stage1.USES, "traces", "composed", "kinds", "joint")
 OWNER = {name: name for name in SINGLE}
+LATE = SINGLE[-1]
+"""The expert that comes to a router of the others, and that leaves one of all."""
+ADDED, REMOVED = f"{LATE} added later", f"{LATE} removed"
 
 
 def run(plan: Plan, seed: int, runs: Path) -> dict[str, Any]:
@@ -45,9 +48,12 @@ def run(plan: Plan, seed: int, runs: Path) -> dict[str, Any]:
         begun = time.perf_counter()
         composed[kind] = compose.run(model, experts, traces, OWNER, settings(plan, kind, seed), progress=False)
         seconds[kind] = round(time.perf_counter() - begun, 1)
-    composition.save(folder / "hard", model, composed.get("hard_dense", composed["hard"]))
+    best = composed.get("hard_dense", composed["hard"])
+    composition.save(folder / "hard", model, best)
     asked = [*systems.bounds(experts, OWNER, model.cfg.layers), *_rivals(plan, model, experts, traces, seed, folder)]
     asked += [systems.composed(name, found) for name, found in composed.items()]
+    asked.append(systems.composed(REMOVED, without(best, LATE)))
+    asked.append(systems.composed(ADDED, _added(plan, model, experts, traces, seed)))
     found = comparison.compare(model, asked, plan.sets())
     known = [example for name in SINGLE for example in questions(f"testbed:{name}", "validation", 16)]
     return dict(
@@ -73,6 +79,15 @@ def drawn(plan: Plan, model: Model, experts: Sequence[Adapter], seed: int):
     config = EngineConfig(max_rows=64, max_length=LENGTH, block=LENGTH)
     engine = Engine(model.cfg, model.params, config, Experts(library, model.cfg.vocab))
     return distil.traces(engine, model.tokenizer, asked, OWNER, DistilConfig(max_new_tokens=LENGTH - 1))
+
+
+def _added(plan: Plan, model: Model, experts: Sequence[Adapter], traces: Sequence[Example], seed: int) -> Composition:
+    """A router of all experts but one, to which that one is added with no scores trained but its own."""
+    config = settings(plan, "hard_dense" if "hard_dense" in plan.kinds else "hard", seed)
+    others = [trace for trace in traces if OWNER[trace.task] != LATE]
+    (late,) = (expert for expert in experts if expert.name == LATE)
+    first = compose.run(model, [e for e in experts if e is not late], others, OWNER, config, progress=False)
+    return growth.grown(model, first, late, traces, OWNER, config, progress=False)
 
 
 def _rivals(plan: Plan, model: Model, experts: Sequence[Adapter], traces: Sequence[Example], seed: int, folder: Path):

@@ -13,6 +13,7 @@ from molora_jax.evaluation import comparison, pair_report, report
 from molora_jax.evaluation.bootstrap import Difference
 from molora_jax.evaluation.comparison import Comparison
 from molora_jax.evaluation.pair import RANDOM, TRAINED
+from molora_jax.evaluation.reproduction.mixtures import ADDED, LATE, REMOVED
 from molora_jax.evaluation.reproduction.plan import MIXED, SINGLE
 from molora_jax.evaluation.routing import Routing
 
@@ -112,6 +113,7 @@ def _mixtures(found: Sequence[Mapping[str, Any]]) -> tuple[str, dict[str, float]
     for key, (theirs, names) in differences.items():
         where = "one domain" if names == SINGLE else "several domains"
         rows += [[kind, theirs, where, points(gap(kind, key))] for kind in (HARD, "hard") if kind in runs[0].right]
+    rows += _changed(runs)
     counts = {name: sum(own.values()) for name, own in found[0]["parameters"].items()}
     text = "\n\n".join(
         [
@@ -125,6 +127,19 @@ def _mixtures(found: Sequence[Mapping[str, Any]]) -> tuple[str, dict[str, float]
     keys = {key: 100 * gap(best, key).mean for key in differences if key != "hard_minus_joint_mixed"}
     trained = counts.get(soft, counts.get("loramoe", counts[best]))
     return text, keys | dict(trainable_ratio_soft_over_hard=trained / counts[best])
+
+
+def _changed(runs: Sequence[Comparison]) -> list[list[str]]:
+    """An expert that came later, or left, against the router of all."""
+    whole = HARD if HARD in runs[0].right else "hard"
+    others = tuple(name for name in SINGLE if name != LATE)
+    places = {"one domain": SINGLE, "several domains": MIXED, LATE: (LATE,), f"one domain but {LATE}": others}
+    return [
+        [ours, whole, where, points(comparison.difference(runs, ours, whole, names))]
+        for ours in (ADDED, REMOVED)
+        for where, names in places.items()
+        if ours in runs[0].right
+    ]
 
 
 def _routing(found: Sequence[Mapping[str, Any]], counts: Mapping[str, int]) -> str:
