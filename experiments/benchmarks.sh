@@ -30,5 +30,5 @@ for kind in "${kinds[@]}"; do
             --experts="$experts" --traces="$RUNS/traces.jsonl" --out="$RUNS/$kind"
 done
 "$PYTHON" -m experiments.evaluate --model="$MODEL" --experts="$experts" --compositions="$(each "@=$RUNS/@" "${kinds[@]}")" \
-    --traces="$RUNS/traces.jsonl" --data="$(each @ "${tasks[@]}"),gsm8k+boolq,cola+arc" --count="$COUNT" --length=512 \
-    --max_new_tokens=256 --rows=16 --routed=16 --out="$RESULTS"
+    --traces="$RUNS/traces.jsonl" --bounds=base,uniform,oracle --data="$(each @ "${tasks[@]}"),gsm8k+boolq,cola+arc" \
+    --count="$COUNT" --length=512 --max_new_tokens=256 --rows=16 --routed=16 --out="$RESULTS"

@@ -26,7 +26,7 @@ _EXPERTS = flags.DEFINE_list("experts", [], "name=folder of each.")
 _OWNER = flags.DEFINE_list("owner", [], "domain=expert, for the oracle; by default experts are named as their domains.")
 _COMPOSITIONS = flags.DEFINE_list("compositions", [], "name=folder of each, of experiments.compose.")
 _TRACES = flags.DEFINE_string("traces", None, "Of experiments.distil: a prompt classifier learns from them, too.")
-_BOUNDS = flags.DEFINE_bool("bounds", True, "Also each expert alone, all at equal weight, and the oracle.")
+_BOUNDS = flags.DEFINE_list("bounds", list(systems.BOUNDS), f"What else is asked, of {', '.join(systems.BOUNDS)}.")
 _DATA = flags.DEFINE_list("data", None, "testbed:calc, …, benchmarks, or two as gsm8k+boolq.", required=True)
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "Folder of the benchmarks; by default MOLORA_DATA_DIR.")
 _SPLIT = flags.DEFINE_string("split", REPORTED, "Of the questions; reported is test, or validation where that is all.")
@@ -48,10 +48,8 @@ def main() -> None:
     experts = specialists.read(model, _EXPERTS.value)
     named = specialists.pairs("compositions", _COMPOSITIONS.value, "name=folder")
     composed = {name: composition.load(part(folder), model, experts) for name, folder in named}
-    asked = [systems.BASE]
     owner = {e.name: e.name for e in experts} | dict(specialists.pairs("owner", _OWNER.value, "domain=expert"))
-    if experts and _BOUNDS.value:
-        asked = systems.bounds(experts, owner, model.cfg.layers)
+    asked = systems.bounds(experts, owner, model.cfg.layers, _BOUNDS.value)
     if _TRACES.value:
         decides = classifier.train(model, distil.load(_TRACES.value), owner, [e.name for e in experts])
         asked.append(System(name="prompt classifier", experts=tuple(experts), classifier=decides))

@@ -59,16 +59,28 @@ class System:
 BASE = System(name="base")
 
 
-def bounds(experts: Sequence[Adapter], owner: Owner, depth: int) -> list[System]:
-    """What every composition lies between: the base, each expert alone, all at equal weight, and the oracle.
+BOUNDS = ("base", "experts", "uniform", "oracle")
+"""What every composition lies between: the base, each expert alone, all at equal weight, each domain's own."""
+
+
+def bounds(experts: Sequence[Adapter], owner: Owner, depth: int, names: Sequence[str] = BOUNDS) -> list[System]:
+    """Those of `BOUNDS` that are named; of no experts, the base alone.
 
     Args:
       depth: L.
+
+    Raises:
+      UserError: an unknown name.
     """
+    if unknown := sorted(set(names) - set(BOUNDS)):
+        raise UserError(f"bounds: got {unknown[0]!r}, expected some of {', '.join(BOUNDS)}")
     experts = tuple(experts)
-    alone = [System(name=f"expert {e.name}", experts=experts, single=e.name) for e in experts]
-    uniform = System(name="uniform", experts=experts, mixer=soup(len(experts), depth))
-    return [BASE, *alone, uniform, System(name="oracle", experts=experts, owner=owner)]
+    found = {"base": [BASE]}
+    if experts:
+        found["experts"] = [System(name=f"expert {e.name}", experts=experts, single=e.name) for e in experts]
+        found["uniform"] = [System(name="uniform", experts=experts, mixer=soup(len(experts), depth))]
+        found["oracle"] = [System(name="oracle", experts=experts, owner=owner)]
+    return [system for name in BOUNDS if name in names for system in found.get(name, ())]
 
 
 def composed(name: str, found: Composition) -> System:

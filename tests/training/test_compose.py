@@ -122,6 +122,11 @@ def test_the_oracle_is_each_domains_own_expert_and_the_bounds_are_what_they_say(
     sets = {name: questions(f"testbed:{name}", "test", 4, signs=0.0) for name in NAMES}
     bounds = systems.bounds(experts, OWNER, model.cfg.layers)
     assert [system.name for system in bounds] == ["base", "expert calc", "expert list", "uniform", "oracle"]
+    some = systems.bounds(experts, OWNER, model.cfg.layers, ["oracle", "base"])
+    assert [system.name for system in some] == ["base", "oracle"]
+    assert systems.bounds((), {}, 2) == [systems.BASE]
+    with pytest.raises(UserError, match="bounds: got 'best', expected some of base"):
+        systems.bounds(experts, OWNER, 2, ["best"])
     written = {system.name: systems.answers(model, system, sets["calc"] + sets["list"]) for system in bounds}
     assert written["oracle"][:4] == written["expert calc"][:4]
     assert written["oracle"][4:] == written["expert list"][4:]
