@@ -187,14 +187,13 @@ class Engine:
             run = jax.jit(functools.partial(advance, self.cfg, bucket), donate_argnums=(2, 3))
             adapters = self.experts and self.experts.adapters
             memory = self._memories[0]
-            lowered = run.lower(self.params, adapters, memory, self._table, rows, np.int32(0), np.bool_(False))
+            lowered = run.lower(self.params, adapters, memory, self._table, rows, np.int32(0), np.int32(0))
             self._programs[bucket] = lowered.compile()
         return self._programs[bucket]
 
     def _run(self, bucket: Bucket, slots: Sequence[int]) -> Report:
         rows = np.full(bucket.rows, -1, np.int32)
         rows[: len(slots)] = slots
-        leave = np.bool_(bool(self._waiting))
         begun = time.perf_counter()
         memory, self._table, report = self._program(bucket)(
             self.params,
@@ -203,12 +202,23 @@ class Engine:
             self._table,
             rows,
             np.int32(bucket.steps),
-            leave,
+            np.int32(self._awaited()),
         )
         self._memories = (memory,)
         report = jax.device_get(report)
         self._account(bucket, report, time.perf_counter() - begun)
         return report
+
+    def _awaited(self) -> int:
+        """Ends of rows that are worth a look of the host: as many as waiting prompts fill one prefill, but half of all.
+
+        A prompt by itself would leave most of a prefill's tokens empty. None waits for more than a block of decoding.
+        """
+        room, count = self.prefill[-1].tokens, 0
+        for _, request in itertools.islice(self._waiting, self.prefill[-1].rows):
+            room -= len(request.prompt)
+            count += room >= 0
+        return max(1, min(count, self.config.max_rows // 2)) if self._waiting else 0
 
     def _account(self, bucket: Bucket, report: Report, seconds: float) -> None:
         if bucket in self.prefill:

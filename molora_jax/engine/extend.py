@@ -194,11 +194,11 @@ def advance(
     table: RequestTable,
     rows: Int[Array, "B"],
     steps: Int[Array, ""],
-    leave: Bool[Array, ""],
+    leave: Int[Array, ""],
 ) -> tuple[Memory, RequestTable, Report]:
     """Extends the rows up to `steps` (at most `bucket.steps`) times in one device program.
 
-    Returns early when no row is left, or, if `leave`, as soon as one has ended: others wait for its slot.
+    Returns early when no row is left, or as soon as `leave` of them have ended (0: never): others wait for their slots.
     """
     slot = jnp.maximum(rows, 0)
     alive = lambda table: (rows >= 0) & table.active[slot]
@@ -207,7 +207,7 @@ def advance(
     def go_on(carry):
         i, _, table = carry
         now = alive(table)
-        return (i < steps) & jnp.any(now) & ~(leave & jnp.any(begun & ~now))
+        return (i < steps) & jnp.any(now) & ~((leave > 0) & (jnp.sum(begun & ~now) >= leave))
 
     def step(carry):
         i, memory, table = carry

@@ -183,6 +183,21 @@ def test_whoever_waits_gets_the_slot_of_the_first_that_ends(engine):
     drain(engine)
 
 
+def test_prompts_that_fit_one_program_are_read_together():
+    config = EngineConfig(max_rows=4, max_length=naive.LENGTH, page_size=4, prefill_chunk=16, block=16)
+    engine, reads = Engine(CFG, PARAMS, config), []
+    run = engine._run
+    engine._run = lambda bucket, slots: (
+        (reads.append(len(slots)) if bucket in engine.prefill else None) or run(bucket, slots)
+    )
+    limits = [3, 6, 9, 12, *(5 + 3 * i % 7 for i in range(9))]  # rows end one after another
+    requests = [Request(prompt=prompt(7, i), max_new_tokens=most) for i, most in enumerate(limits)]
+    events = engine.run(requests)
+    assert len(reads) <= 8  # two for the first four prompts; nine more if each that waits were read by itself
+    alone = [engine.run([request])[0].tokens for request in requests]
+    assert [event.tokens for event in events] == alone
+
+
 def test_sampled_tokens_are_those_of_the_seed(engine):
     request = dict(prompt=prompt(5), max_new_tokens=30, temperature=1.5)
     events = engine.run([Request(seed=seed, **request) for seed in (3, 4, 3)])
