@@ -22,11 +22,12 @@ from molora_jax.data.rows import Report
 from molora_jax.models import transformer
 from molora_jax.training import curve, loop, lorahub, mixture, specialist
 from molora_jax.training.mixture import MixtureConfig
-from molora_jax.training.optimiser import OptimiserConfig, Schedule
+from molora_jax.training.optimiser import Group, OptimiserConfig, Schedule
 from molora_jax.training.owned import OwnedBatches, owned
 from molora_jax.training.partition import Leaves
 from molora_jax.training.settings import FREE
-from molora_jax.training.step import Trainer
+from molora_jax.training.step import Loss, Trainer
+from molora_jax.typing import Params
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -161,16 +162,23 @@ def trainer(
     model: Model, experts: Sequence[Adapter], mixer: Any, attention: Adapter | None, config: ComposeConfig
 ) -> Trainer:
     """The step of such a run; on a CPU the layers are unrolled, as in `sft.trainer`."""
-    unroll = jax.default_backend() == "cpu" and isinstance(model.params["layers"], dict)
-    params = transformer.unstack(model.params) if unroll else model.params
+    tree = mixture.tree(unrolled(model), experts, mixer, attention)
+    groups = mixture.groups(attention, rate=config.rate, router_rate=config.router_rate)
+    return stepper(tree, mixture.loss(model.cfg, config.mixture, mixer), groups, config)
+
+
+def unrolled(model: Model) -> Params:
+    """The base's parameters for such a step: on a CPU taken apart into layers."""
+    apart = jax.default_backend() == "cpu" and isinstance(model.params["layers"], dict)
+    return transformer.unstack(model.params) if apart else model.params
+
+
+def stepper(tree: dict[str, Any], loss: Loss, groups: tuple[Group, ...], config: ComposeConfig) -> Trainer:
+    """The step that trains these groups of a tree, as the config says."""
     return Trainer(
-        mixture.tree(params, experts, mixer, attention),
-        mixture.loss(model.cfg, config.mixture, mixer),
-        OptimiserConfig(
-            groups=mixture.groups(attention, rate=config.rate, router_rate=config.router_rate),
-            schedule=config.falls(),
-            clip=config.clip,
-        ),
+        tree,
+        loss,
+        OptimiserConfig(groups=groups, schedule=config.falls(), clip=config.clip),
         dtype=None if config.dtype is None else DTYPES[config.dtype],
         seed=config.seed,
     )

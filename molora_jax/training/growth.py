@@ -14,13 +14,12 @@ from molora_jax.adapters.composition import Composition
 from molora_jax.adapters.router import Router, over_experts
 from molora_jax.adapters.selection import Placement
 from molora_jax.checkpoints import composition
-from molora_jax.checkpoints.model import DTYPES, Model
+from molora_jax.checkpoints.model import Model
 from molora_jax.config import UserError
 from molora_jax.data.example import Example
-from molora_jax.models import transformer
 from molora_jax.training import compose, mixture
 from molora_jax.training.compose import ComposeConfig
-from molora_jax.training.optimiser import Group, OptimiserConfig
+from molora_jax.training.optimiser import Group
 from molora_jax.training.step import Trainer
 from molora_jax.typing import Params
 
@@ -65,20 +64,13 @@ def grown(
 
 
 def _trainer(model: Model, found: Composition, experts, mixer: Router, config: ComposeConfig) -> Trainer:
-    unroll = jax.default_backend() == "cpu" and isinstance(model.params["layers"], dict)
-    params = transformer.unstack(model.params) if unroll else model.params
     mean = over_experts(lambda leaf, axis: jnp.mean(leaf, axis=axis, keepdims=True), found.mixer.params)
-    tree = mixture.tree(params, experts, mixer, found.attention)
+    tree = mixture.tree(compose.unrolled(model), experts, mixer, found.attention)
     tree["router"] = {"new": jax.tree.map(jnp.array, mean), "old": found.mixer.params}
     whole = mixture.loss(model.cfg, config.mixture, mixer)
+    loss = lambda tree, batch, key: whole(tree | {"router": {"params": _whole(tree["router"])}}, batch, key)
     rows = Group(name="router", paths=("router.new.*.out.*", "router.new.out.*"), rate=config.router_rate)
-    return Trainer(
-        tree,
-        lambda tree, batch, key: whole(tree | {"router": {"params": _whole(tree["router"])}}, batch, key),
-        OptimiserConfig(groups=(rows,), schedule=config.falls(), clip=config.clip),
-        dtype=None if config.dtype is None else DTYPES[config.dtype],
-        seed=config.seed,
-    )
+    return compose.stepper(tree, loss, (rows,), config)
 
 
 def _whole(router: dict[str, Any]) -> Params:

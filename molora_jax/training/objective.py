@@ -175,14 +175,14 @@ def _wide(hidden):
 
 
 def _forward(chunk, hidden, head, targets, where):
-    values, where = (hidden.value, head.value, targets.value), where and where.value
-    score, log_z, top, mean = _chosen(chunk, *values, where, with_mean=hidden.perturbed)
-    return (score, log_z, top), (*values, where, log_z, mean, head.perturbed)
+    values = hidden.value, head.value, targets.value
+    score, log_z, top, mean = _chosen(chunk, *values, where and where.value, with_mean=hidden.perturbed)
+    return (score, log_z, top), (*values, log_z, mean, head.perturbed)
 
 
 def _backward(chunk, residuals, cotangents):
     """With p = exp(s - log Z): dh = dlogZ · Σ_v p_v W_v + ds · W_target; dW_v = (p_v · dlogZ + [v = target] · ds) h."""
-    hidden, head, targets, where, log_z, mean, want_head = residuals
+    hidden, head, targets, log_z, mean, want_head = residuals
     zero = lambda g: jnp.zeros(g.shape, g.dtype) if isinstance(g, jax.custom_derivatives.SymbolicZero) else g
     d_score, d_log_z = (zero(g)[:, None] for g in cotangents[:2])
     wide = _wide(hidden)

@@ -19,7 +19,7 @@ from molora_jax.engine.experts import Experts
 from molora_jax.engine.request import EngineConfig
 from molora_jax.evaluation import comparison, report, systems
 from molora_jax.evaluation.reproduction import experts as stage1
-from molora_jax.evaluation.reproduction.plan import SINGLE, Plan, seed_folder
+from molora_jax.evaluation.reproduction.plan import ADDED, LATE, REMOVED, SINGLE, Plan, seed_folder
 from molora_jax.evaluation.routing import routing
 from molora_jax.evaluation.systems import LENGTH, System
 from molora_jax.training import classifier, compose, distil, growth
@@ -31,9 +31,6 @@ from molora_jax.training.specialist import AdapterConfig
 
 USES = (*stage1.USES, "traces", "composed", "kinds", "joint")
 OWNER = {name: name for name in SINGLE}
-LATE = SINGLE[-1]
-"""The expert that comes to a router of the others, and that leaves one of all."""
-ADDED, REMOVED = f"{LATE} added later", f"{LATE} removed"
 
 
 def run(plan: Plan, seed: int, runs: Path) -> dict[str, Any]:

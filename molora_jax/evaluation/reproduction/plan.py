@@ -9,6 +9,10 @@ from molora_jax.data.questions import questions
 from molora_jax.data.testbed.domains import DOMAINS
 
 SINGLE = tuple(DOMAINS)
+LATE = SINGLE[-1]
+"""The expert that comes to a router of the others, and that leaves one of all."""
+ADDED, REMOVED = f"{LATE} added later", f"{LATE} removed"
+
 MIXED = ("several", "bare", "interleaved")
 """Prompts of two or three domains: with markers, without, and taking turns in mid-sentence."""
 

@@ -13,8 +13,7 @@ from molora_jax.evaluation import comparison, pair_report, report
 from molora_jax.evaluation.bootstrap import Difference
 from molora_jax.evaluation.comparison import Comparison
 from molora_jax.evaluation.pair import RANDOM, TRAINED
-from molora_jax.evaluation.reproduction.mixtures import ADDED, LATE, REMOVED
-from molora_jax.evaluation.reproduction.plan import MIXED, SINGLE
+from molora_jax.evaluation.reproduction.plan import ADDED, LATE, MIXED, REMOVED, SINGLE
 from molora_jax.evaluation.routing import Routing
 
 SOFT = ("soft", "top2", "switch", "loramoe", "xlora", "mole", "phatgoose", "lorahub", "soup", "uniform", "arrow")
