@@ -31,4 +31,5 @@ for kind in "${kinds[@]}"; do
 done
 "$PYTHON" -m experiments.evaluate --model="$MODEL" --experts="$experts" --compositions="$(each "@=$RUNS/@" "${kinds[@]}")" \
     --traces="$RUNS/traces.jsonl" --bounds=base,uniform,oracle --data="$(each @ "${tasks[@]}"),gsm8k+boolq,cola+arc" \
-    --count="$COUNT" --length=512 --max_new_tokens=256 --rows=16 --routed=16 --out="$RESULTS"
+    --count="$COUNT" --length=512 --max_new_tokens=32,gsm8k=256 --rows=16 --routed=16 \
+    --answers="$RUNS/answers" --out="$RESULTS"

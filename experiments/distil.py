@@ -47,8 +47,7 @@ def main() -> None:
     examples, owner = [], {}
     for name, data in asked:
         found = questions(data, _SPLIT.value, _COUNT.value, seed=_SEED.value, data_dir=_DATA_DIR.value)
-        examples += (fit := short(model.tokenizer, found, _LENGTH.value))
-        print(f"{name}: {len(fit)} of {len(found)} questions have at most {_LENGTH.value} tokens", flush=True)
+        examples += short(model.tokenizer, found, _LENGTH.value, name)
         owner |= dict.fromkeys((example.task for example in found), name)
     library = Library.holding(experts, model.params)
     config = EngineConfig(max_rows=_ROWS.value, max_length=_LENGTH.value)

@@ -6,6 +6,7 @@ python -m experiments.evaluate --model=testbed:large --experts=calc=runs/calc/ad
 Writes `table.md`, `evaluation.json`, and the domain × expert confusion of each composition as a PNG.
 """
 
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from absl import flags
@@ -14,6 +15,7 @@ from molora_jax import cli, compilation
 from molora_jax.checkpoints import composition
 from molora_jax.checkpoints import model as models
 from molora_jax.checkpoints.resolve import cache_folder, part
+from molora_jax.config import UserError
 from molora_jax.data.document import short
 from molora_jax.data.questions import REPORTED, questions
 from molora_jax.evaluation import comparison, report, systems
@@ -34,9 +36,10 @@ _COUNT = flags.DEFINE_integer("count", 200, "Questions of each.", lower_bound=1)
 _SEED = flags.DEFINE_integer("seed", 0, "Of the questions.")
 _ROWS = flags.DEFINE_integer("rows", 64, "Requests at once.", lower_bound=1)
 _LENGTH = flags.DEFINE_integer("length", 128, "Most tokens of a prompt and its answer.", lower_bound=2)
-_MOST = flags.DEFINE_integer(
-    "max_new_tokens", None, "Of an answer; by default what is left of --length.", lower_bound=1
+_MOST = flags.DEFINE_list(
+    "max_new_tokens", [], "Of an answer: 256, or of each set: 256,boolq=8. By default what is left of --length."
 )
+_ANSWERS = flags.DEFINE_string("answers", None, "Folder of what each system wrote: a second start asks only the rest.")
 _ROUTED = flags.DEFINE_integer("routed", None, "Questions of each set that tell how tokens are routed; all by default.")
 _OUT = flags.DEFINE_string("out", None, "Folder to write.", required=True)
 
@@ -55,14 +58,27 @@ def main() -> None:
         asked.append(System(name="prompt classifier", experts=tuple(experts), classifier=decides))
     asked += [systems.composed(name, found) for name, found in composed.items()]
     how = dict(seed=_SEED.value, data_dir=_DATA_DIR.value)
-    sets = {}
-    for name in _DATA.value:
-        drawn = questions(name, _SPLIT.value, _COUNT.value, **how)
-        sets[name] = short(model.tokenizer, drawn, _LENGTH.value)
-        print(f"{name}: {len(sets[name])} of {len(drawn)} questions have at most {_LENGTH.value} tokens", flush=True)
-    found = comparison.compare(model, asked, sets, rows=_ROWS.value, length=_LENGTH.value, most=_MOST.value)
+    drawn = {name: questions(name, _SPLIT.value, _COUNT.value, **how) for name in _DATA.value}
+    sets = {name: short(model.tokenizer, found, _LENGTH.value, name) for name, found in drawn.items()}
+    how = dict(most=_limits(sets), kept=_ANSWERS.value and Path(_ANSWERS.value), rows=_ROWS.value)
+    found = comparison.compare(model, asked, sets, length=_LENGTH.value, **how)
     print(comparison.table([found]))
     report.write(Path(_OUT.value), model, found, composed, sets, length=_LENGTH.value, routed=_ROUTED.value)
+
+
+def limits(items: Sequence[str], sets: Collection[str], default: int) -> dict[str, int]:
+    """Most tokens of an answer by set: of `items`, N is for all of them and NAME=N for one.
+
+    Raises:
+      UserError: no number, or a set that nothing is asked of.
+    """
+    found = dict.fromkeys(sets, default)
+    for item in sorted(items, key=lambda item: "=" in item):
+        name, _, number = item.rpartition("=")
+        if not number.isdecimal() or int(number) < 1 or name not in ("", *sets):
+            raise UserError(f"max_new_tokens: got {item!r}, expected N, or NAME=N of {', '.join(sets)}; N from 1")
+        found |= dict.fromkeys([name] if name else sets, int(number))
+    return found
 
 
 if __name__ == "__main__":

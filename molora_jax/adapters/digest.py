@@ -1,6 +1,7 @@
 """What tells one adapter, or one base model, from another: a hash of its content."""
 
 import hashlib
+from typing import Any
 
 import jax
 import ml_dtypes
@@ -45,6 +46,14 @@ def base_digest(params: Params) -> str:
         found = {path: _sampled(leaf, skip=1) for path, leaf in _leaves(layers)}
     for path in sorted(found):
         _add(digest, f"layers{path}", found[path])
+    return digest.hexdigest()
+
+
+def tree_digest(tree: Any) -> str:
+    """Of any pytree: what is static in it, and the content of its arrays."""
+    digest = hashlib.blake2b(f"{jax.tree_util.tree_structure(tree)}".encode(), digest_size=16)
+    for path, leaf in _leaves(tree):
+        _add(digest, path, np.asarray(leaf))
     return digest.hexdigest()
 
 

@@ -136,9 +136,11 @@ def fitting(documents: Iterable[Document], length: int, report: Report) -> list[
     return kept
 
 
-def short(tokenizer: Tokenizer, examples: Iterable[Example], length: int) -> list[Example]:
-    """The examples that have at most `length` tokens, worked answer included."""
-    return [example for example in examples if len(from_example(tokenizer, example)) <= length]
+def short(tokenizer: Tokenizer, examples: Sequence[Example], length: int, name: str) -> list[Example]:
+    """The examples that have at most `length` tokens, worked answer included; prints how many, with their name."""
+    found = [example for example in examples if len(from_example(tokenizer, example)) <= length]
+    print(f"{name}: {len(found)} of {len(examples)} questions have at most {length} tokens", flush=True)
+    return found
 
 
 def too_long(document: Document, length: int) -> str:

@@ -1,8 +1,8 @@
 """Systems beside each other on the same questions: who is right where, tables, and differences with intervals."""
 
 import dataclasses
-import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from molora_jax import benchmarking
 from molora_jax.checkpoints.model import Model
 from molora_jax.config import UserError
 from molora_jax.data.example import Example
-from molora_jax.evaluation import bootstrap, systems
+from molora_jax.evaluation import answered, bootstrap
 from molora_jax.evaluation.accuracy import Accuracy
 from molora_jax.evaluation.systems import System
 from molora_jax.typing import Bool, Float
@@ -53,17 +53,33 @@ class Comparison:
         return cls({name: tuple(ids) for name, ids in values["sets"].items()}, right, dict(values["seconds"]))
 
 
-def compare(model: Model, asked: Sequence[System], sets: Mapping[str, Sequence[Example]], **how) -> Comparison:
-    """Lets each system answer all questions, and tells how long it took; `how` is for `systems.Answerer`."""
+def compare(
+    model: Model,
+    asked: Sequence[System],
+    sets: Mapping[str, Sequence[Example]],
+    *,
+    most: Mapping[str, int] | None = None,
+    kept: Path | None = None,
+    **how,
+) -> Comparison:
+    """Lets each system answer all questions, and tells how long it took.
+
+    Args:
+      most: tokens of an answer, by set; by default what the length leaves them.
+      kept: folder of what each system wrote; those that are there are not asked again (`answered.right`).
+      how: for `systems.Answerer`.
+
+    Raises:
+      UserError: systems of one name.
+    """
     names = [system.name for system in asked]
     if len(set(names)) < len(names):
         raise UserError(f"evaluate: got the systems {', '.join(names)}, expected different names")
     everything = [example for examples in sets.values() for example in examples]
+    limits = None if most is None else [most[name] for name, examples in sets.items() for _ in examples]
     right, seconds = {}, {}
     for system in asked:
-        begun = time.perf_counter()
-        found = systems.right(everything, systems.answers(model, system, everything, **how))
-        seconds[system.name] = round(time.perf_counter() - begun, 2)
+        found, seconds[system.name] = answered.right(model, system, everything, limits, kept, **how)
         print(f"{system.name}: {int(found.sum())} of {len(found)} right, {seconds[system.name]} s", flush=True)
         ends = np.cumsum([len(examples) for examples in sets.values()])
         right[system.name] = dict(zip(sets, np.split(found, ends[:-1]), strict=True))

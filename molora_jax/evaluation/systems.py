@@ -94,36 +94,41 @@ class Answerer:
     Args:
       rows: examples that run at once.
       length: most tokens of a prompt and its answer.
-      most: of an answer; by default what `length` leaves it.
     """
 
-    def __init__(self, model: Model, system: System, *, rows: int = 64, length: int = LENGTH, most: int | None = None):
-        self.model, self.system, self.most = model, system, most or length
+    def __init__(self, model: Model, system: System, *, rows: int = 64, length: int = LENGTH):
+        self.model, self.system = model, system
         config = EngineConfig(max_rows=rows, max_length=length, block=length)
         self.engine = Engine(model.cfg, model.params, config, _experts(model, system))
 
-    def __call__(self, examples: Sequence[Example]) -> list[str]:
+    def __call__(self, examples: Sequence[Example], most: Sequence[int] | None = None) -> list[str]:
         """Answers end with the end-of-text token, or where there is no room for more.
+
+        Args:
+          most: tokens of each example's answer; by default what `length` leaves it.
 
         Raises:
           UserError: a prompt that leaves no room.
         """
         tokenizer, length = self.model.tokenizer, self.engine.config.max_length
+        most = [length] * len(examples) if most is None else most
         prompts = [tokenizer.encode(example.prompt) for example in examples]
         for example, prompt in zip(examples, prompts, strict=True):
             if len(prompt) >= length:
                 raise UserError(f"{example.id}: got a prompt of {len(prompt)} tokens, expected fewer than {length}")
         choices = _choices(self.model, self.system, examples, prompts)
         requests = [
-            Request(prompt=p, max_new_tokens=min(self.most, length - len(p)), stops=tokenizer.eos, **how)
-            for p, how in zip(prompts, choices, strict=True)
+            Request(prompt=p, max_new_tokens=min(limit, length - len(p)), stops=tokenizer.eos, **how)
+            for p, limit, how in zip(prompts, most, choices, strict=True)
         ]
         return [tokenizer.decode(event.tokens) for event in self.engine.run(requests)]
 
 
-def answers(model: Model, system: System, examples: Sequence[Example], **how) -> list[str]:
-    """What a system writes after each prompt; `how` is for `Answerer`."""
-    return Answerer(model, system, **how)(examples)
+def answers(
+    model: Model, system: System, examples: Sequence[Example], most: Sequence[int] | None = None, **how
+) -> list[str]:
+    """What a system writes after each prompt, `most` tokens of each; `how` is for `Answerer`."""
+    return Answerer(model, system, **how)(examples, most)
 
 
 def _experts(model: Model, system: System) -> Experts | None:

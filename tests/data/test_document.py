@@ -53,13 +53,14 @@ def test_the_completion_and_its_end_are_trained(prompt_weight):
         assert text.decode(document.tokens[len(prompt) :], skip_special=False) == example.completion + "<|eos|>"
 
 
-def test_examples_that_have_room():
+def test_examples_that_have_room(capsys):
     text, examples = tokenizer(), [*Stream(PRETRAINING, "train", 0, 20)]
     sizes = sorted(len(from_example(text, example)) for example in examples)
-    found = short(text, examples, sizes[9])
+    found = short(text, examples, sizes[9], "mine")
+    assert f"mine: {len(found)} of 20 questions have at most {sizes[9]} tokens" in capsys.readouterr().out
     assert 10 <= len(found) < 20
     assert [e for e in examples if len(from_example(text, e)) <= sizes[9]] == found
-    assert short(text, examples, sizes[0] - 1) == []
+    assert short(text, examples, sizes[0] - 1, "mine") == []
 
 
 @pytest.mark.parametrize(
