@@ -60,8 +60,8 @@ def main() -> None:
     how = dict(seed=_SEED.value, data_dir=_DATA_DIR.value)
     drawn = {name: questions(name, _SPLIT.value, _COUNT.value, **how) for name in _DATA.value}
     sets = {name: short(model.tokenizer, found, _LENGTH.value, name) for name, found in drawn.items()}
-    how = dict(most=_limits(sets), kept=_ANSWERS.value and Path(_ANSWERS.value), rows=_ROWS.value)
-    found = comparison.compare(model, asked, sets, length=_LENGTH.value, **how)
+    how = dict(rows=_ROWS.value, length=_LENGTH.value, most=limits(_MOST.value, sets, _LENGTH.value))
+    found = comparison.compare(model, asked, sets, **how, kept=_ANSWERS.value and Path(_ANSWERS.value))
     print(comparison.table([found]))
     report.write(Path(_OUT.value), model, found, composed, sets, length=_LENGTH.value, routed=_ROUTED.value)
 
