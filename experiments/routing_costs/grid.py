@@ -41,11 +41,10 @@ class Grid:
         """Eager, delayed and fused at `share`, and delayed at further `thresholds`, in turn.
 
         Returns:
-          The threshold that the throughput model chose, and the quickest run of each.
+          The threshold of the delayed policy, which the throughput model chose, and the quickest run of each.
         """
-        options = range(1, self.rows + 1)
-        best = tuning.best(Routing.pair(share), self.times(None), self.rows, options)[1]
-        ways = {"eager": (1, 1), "delayed": (best, 1), "fused": (best, None)}
+        best = self.chosen(share, 1)
+        ways = {"eager": (1, 1), "delayed": (best, 1), "fused": (self.chosen(share, None), None)}
         ways |= {f"delayed B={b}": (b, 1) for b in thresholds if b not in (1, best)}
         found: dict[str, list[policies.Measured]] = {name: [] for name in ways}
 
@@ -63,6 +62,10 @@ class Grid:
             row |= dict(padding=one.padding, rows=one.rows)
             self.bench.add(**row, predicted=self.predicted(share, *ways[name]))
         return best, quickest
+
+    def chosen(self, share: float, block: int | None) -> int:
+        """The threshold of the large model that promises most."""
+        return tuning.best(Routing.pair(share), self.times(block), self.rows, range(1, self.rows + 1))[1]
 
     def times(self, block: int | None) -> tuple[StepTimes, ...]:
         """Measured step times; where the host starts every run (`block` 1), its look is part of each."""

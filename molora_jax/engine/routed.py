@@ -71,7 +71,7 @@ class RoutedEngine(Front):
         self.weights = Weights(tuple(model.params for model in models), adapters, params or {})
         self._table = self.blueprint.table(self._depart)
         self._memories = tuple(self.blueprint.memory(i) for i in range(len(models)))
-        self.block, self._tune_every = config.block, tune_every
+        self.block, self._look, self._tune_every = config.block, 0.0, tune_every
         self._lately = self.counts  # each time the thresholds are chosen anew, the past counts half
 
     @property
@@ -108,7 +108,7 @@ class RoutedEngine(Front):
         for guest in reversed(guests):
             self.lodging.give_back(guest)
         (self.counts, self._lately), self.looks, self.seconds = kept, 0, 0.0
-        self.schedule = dataclasses.replace(self.schedule, seconds=measured.seconds)
+        self.schedule, self._look = dataclasses.replace(self.schedule, seconds=measured.seconds), measured.look
         return measured
 
     def _timed(self, context: int, choice: int, load: Load) -> float:
@@ -118,8 +118,11 @@ class RoutedEngine(Front):
         return self.seconds - before
 
     def tune(self, requests: int | None = None) -> tuple[int, ...]:
-        """Sets the thresholds that promise most for `requests` at once, as they have moved lately."""
-        times = tuning.step_times(self.plan, self.schedule.seconds)
+        """Sets the thresholds that promise most for `requests` at once, as they have moved lately.
+
+        Each run also takes its part of the host's look, which comes after `block` of them.
+        """
+        times = tuning.step_times(self.plan, self.schedule.seconds, self._look / self.block)
         options = range(1, self.config.max_rows + 1)
         best = tuning.best(tuning.routing(self._lately), times, requests or self.config.max_rows, options)
         self._lately = jax.tree.map(lambda count: count // 2, self._lately)

@@ -89,6 +89,13 @@ class Routing:
         return cls(*(tuple(map(tuple, table.tolist())) for table in (shares, means)))
 
     @functools.cached_property
+    def writes(self) -> float:
+        """Tokens that a request commits at a visit, in the long run from model 0 on; 0 where it is caught in between."""
+        lazy = (np.eye(len(self.moves)) + np.array(self.moves)) / 2  # so that a periodic chain settles too
+        visits = np.linalg.matrix_power(lazy, 1 << 12)[0]
+        return float(visits @ (np.array(self.moves) * np.array(self.commits)).sum(axis=1))
+
+    @functools.cached_property
     def suffixes(self) -> tuple[Float[np.ndarray, "n"], ...]:
         """Of each model, the chance that it has to read n = 0, 1, … tokens at a visit.
 

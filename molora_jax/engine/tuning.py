@@ -12,6 +12,8 @@ from molora_jax.typing import Float
 
 TOKENS = 2000
 """Committed on the virtual clock to judge thresholds that no closed form covers."""
+LEAST = 1e-3
+"""Tokens a visit, below which a clock would not come to its end."""
 
 
 def step_times(plan: Plan, seconds: Float[np.ndarray, "P 3"], look: float = 0.0) -> tuple[StepTimes, ...]:
@@ -49,8 +51,11 @@ def best(
 ) -> tuple[int, ...]:
     """The thresholds with the highest predicted throughput, among `edges`.
 
-    The quick model never waits; the others' thresholds are climbed one after another, the slowest first.
+    The quick model never waits; the others' thresholds are climbed one after another, the slowest first. Nobody waits
+    where requests have moved so little that, by what was seen, they never come to write.
     """
+    if routing.writes < LEAST:
+        return (1,) * len(times)
     options = [edge for edge in edges if edge <= requests]
     if shared and is_pair(routing):
         return 1, throughput.best_shared(routing.moves[0][1], times, requests, options)[0]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from molora_jax.config import UserError
-from molora_jax.engine import throughput
+from molora_jax.engine import throughput, tuning
 from molora_jax.engine.throughput import (
     BucketTime,
     Routing,
@@ -96,6 +96,23 @@ def test_three_models_against_a_chain_written_out():
     want = share @ (np.array(moves) * commits).sum(1) / (share @ seconds)
     got = separate(Routing(moves, commits), [constant(s) for s in seconds], (1, 1, 1), 1)
     assert got == pytest.approx(want)
+
+
+def test_tokens_of_a_visit():
+    assert Routing.pair(0.25).writes == pytest.approx(1 / 1.25)  # a token a visit of the small one, kept or rewritten
+    three = Routing(((0.5, 0.3, 0.2), (0.6, 0.4, 0.0), (0.0, 0.5, 0.5)), ((1, 0, 1), (1, 2, 0), (0, 3, 1)))
+    share = np.linalg.matrix_power(np.array(three.moves), 200)[0]
+    assert three.writes == pytest.approx(share @ (np.array(three.moves) * three.commits).sum(1))
+
+
+def test_nobody_waits_where_requests_were_never_seen_to_come_back():
+    """The first counts of an engine: some went to the large model, which has not run yet; it stays put in the law."""
+    seen = Routing.counted(np.array([[3, 2], [0, 0]]), np.array([[3, 0], [0, 0]]))
+    assert seen.moves[1] == (0, 1)
+    assert seen.writes == pytest.approx(0, abs=1e-6)
+    times = [StepTimes((BucketTime(8, 64, seconds),)) for seconds in (1.0, 10.0)]
+    assert tuning.best(seen, times, 5, range(1, 6)) == (1, 1)
+    assert tuning.best(seen, times, 5, range(1, 6), shared=False) == (1, 1)
 
 
 def means(routing: Routing) -> list[float]:
