@@ -5,6 +5,10 @@ import dataclasses
 from molora_jax.config import UserError
 
 
+SHORT = 128
+"""Tokens up to which a program's time hardly depends on them."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Bucket:
     """The static shape of one program.
@@ -33,10 +37,13 @@ def decode_buckets(max_rows: int, steps: int) -> tuple[Bucket, ...]:
 
 
 def prefill_buckets(max_rows: int, max_tokens: int) -> tuple[Bucket, ...]:
-    """Prompt chunks of at most `max_tokens` of up to 8 rows together, each four times as long as the one before."""
+    """Prompt chunks of at most `max_tokens` of up to 8 rows together.
+
+    Each is twice as long as the one before; four times where it is short, for then weights are what a program reads.
+    """
     sizes = [max_tokens]
     while sizes[0] > 32:
-        sizes.insert(0, max(sizes[0] // 4, 32))
+        sizes.insert(0, max(sizes[0] // (2 if sizes[0] > SHORT else 4), 32))
     rows = min(max_rows, 8)
     return tuple(Bucket(rows, size, max(size // 8, min(size, 16)), 1) for size in sizes)
 
