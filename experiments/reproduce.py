@@ -18,7 +18,7 @@ from molora_jax.evaluation.reproduction import jobs, shipping, summary
 from molora_jax.evaluation.reproduction.plan import QUICK, Plan
 
 _RESULTS = flags.DEFINE_string("results", "results/testbed", "Folder that gets tables, plots and raw JSON.")
-_RUNS = flags.DEFINE_string("runs", "runs/reproduce", "Folder of the adapters, routers and checkpoints.")
+_RUNS = flags.DEFINE_string("runs", "runs/reproduce", "Folder of adapters, routers, checkpoints, and what is done.")
 _STAGES = flags.DEFINE_list("stages", list(jobs.STAGES), f"Of {', '.join(jobs.STAGES)}.")
 _SEEDS = flags.DEFINE_list("seeds", None, "Instead of 0,1,2.")
 _WORKERS = flags.DEFINE_integer("workers", None, "Jobs at a time; by default one a core.", lower_bound=1)
@@ -39,11 +39,10 @@ def main() -> None:
     runs, results = Path(_RUNS.value), Path(_RESULTS.value)
     if _JOB.value:
         stage, _, seed = _JOB.value.partition(":")
-        jobs.run(plan, (stage, int(seed)), runs, results)
+        jobs.run(plan, (stage, int(seed)), runs)
         return
     if not _SUMMARY.value:
-        own = [f"--results={results}", f"--runs={runs}", *["--quick"] * _QUICK.value]
-        own += [f"--seeds={','.join(map(str, plan.seeds))}"]
+        own = [f"--runs={runs}", *["--quick"] * _QUICK.value, f"--seeds={','.join(map(str, plan.seeds))}"]
         command = jobs.python("experiments.reproduce", *own)
         jobs.run_all(plan, _STAGES.value, runs, results, command, workers=_WORKERS.value or os.cpu_count())
     summary.write(results)

@@ -4,7 +4,6 @@ import dataclasses
 
 from molora_jax.config import UserError
 
-
 SHORT = 128
 """Tokens up to which a program's time hardly depends on them."""
 

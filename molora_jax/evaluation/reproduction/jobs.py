@@ -2,8 +2,10 @@
 
 import dataclasses
 import importlib
+import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -23,28 +25,28 @@ Job = tuple[str, int]
 """(stage, seed)"""
 
 
-def raw(results: Path, job: Job) -> Path:
-    """The file that a job writes."""
-    return results / "raw" / f"{job[0]}_{job[1]}.json"
+def raw(folder: Path, job: Job) -> Path:
+    """The file that a job writes into the folder of its runs, and that is then copied to the results."""
+    return folder / "raw" / f"{job[0]}_{job[1]}.json"
 
 
-def done(plan: Plan, results: Path, job: Job) -> bool:
-    """Whether the file of a job is there, made by what it uses of the plan."""
-    path = raw(results, job)
+def done(plan: Plan, runs: Path, job: Job) -> bool:
+    """Whether the file of a job lies beside what it trained, made by what the job uses of the plan."""
+    path = raw(runs, job)
     if not path.exists():
         return False
     theirs, mine = json.loads(path.read_text())["plan"], _written(plan)
     return all(theirs.get(name) == mine[name] for name in _module(job).USES)
 
 
-def run(plan: Plan, job: Job, runs: Path, results: Path) -> None:
+def run(plan: Plan, job: Job, runs: Path) -> None:
     """Does one job in this process, and writes its file."""
     stage, seed = job
     begun = time.monotonic()
     found = _module(job).run(plan, seed, runs)
     minutes = round((time.monotonic() - begun) / 60, 2)
     whole = dict(stage=stage, seed=seed, plan=_written(plan), machine=benchmarking.provenance(), minutes=minutes)
-    path = raw(results, job)
+    path = raw(runs, job)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(whole | dict(found=found)) + "\n")
 
@@ -61,7 +63,7 @@ def _written(plan: Plan) -> dict[str, Any]:
 def run_all(
     plan: Plan, stages: Sequence[str], runs: Path, results: Path, command: Sequence[str], *, workers: int
 ) -> None:
-    """Does all jobs that are not done yet, each in a process of its own on a core of its own.
+    """Does all jobs that are not done yet, each in a process of its own on a core of its own, and copies their files.
 
     Args:
       command: of a job, to which `--job=STAGE:SEED` is added.
@@ -69,12 +71,13 @@ def run_all(
     Raises:
       UserError: a job that failed, after the others that run have ended; started again, only what is missing is done.
     """
-    waiting = [job for seed in plan.seeds for stage in stages if not done(plan, results, job := (stage, seed))]
+    waiting = [job for seed in plan.seeds for stage in stages if not done(plan, runs, job := (stage, seed))]
+    count, begun = len(waiting), time.monotonic()
     running: dict[int, tuple[Job, subprocess.Popen]] = {}
     failed: list[Job] = []
     while running or (waiting and not failed):
         for core in range(workers):
-            job = next((job for job in waiting if _may(plan, results, job)), None)
+            job = next((job for job in waiting if _may(plan, runs, job)), None)
             if core in running or job is None or failed:
                 continue
             waiting.remove(job)
@@ -91,10 +94,14 @@ def run_all(
     if failed or waiting:
         stage, seed = (failed or waiting)[0]
         raise UserError(f"reproduce: {stage} of seed {seed} failed; see {_log(runs, (stage, seed))}, then start again")
+    print(f"{count} jobs in {(time.monotonic() - begun) / 60:.1f} minutes", flush=True)
+    (results / "raw").mkdir(parents=True, exist_ok=True)
+    for job in itertools.product(stages, plan.seeds):
+        shutil.copy(raw(runs, job), raw(results, job))
 
 
-def _may(plan: Plan, results: Path, job: Job) -> bool:
-    return all(done(plan, results, (stage, job[1])) for stage in STAGES[job[0]])
+def _may(plan: Plan, runs: Path, job: Job) -> bool:
+    return all(done(plan, runs, (stage, job[1])) for stage in STAGES[job[0]])
 
 
 def _log(runs: Path, job: Job) -> Path:

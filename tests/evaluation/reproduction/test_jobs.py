@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import sys
 
 import pytest
@@ -19,7 +20,7 @@ with open(results + "/order", "a") as order:
     print(stage, seed, file=order)
 if stage + seed == bad:
     sys.exit("broken")
-path = pathlib.Path(results) / "raw" / f"{stage}_{seed}.json"
+path = pathlib.Path(results) / "runs" / "raw" / f"{stage}_{seed}.json"
 path.parent.mkdir(exist_ok=True)
 path.write_text(json.dumps(dict(plan=json.loads(plan))))
 """
@@ -44,6 +45,15 @@ def test_all_jobs_are_done_once_and_what_they_need_before(tmp_path):
         assert order.index(f"experts {seed}") < order.index(f"mixtures {seed}")
     _run(tmp_path)
     assert _order(tmp_path) == order
+
+
+def test_results_without_their_runs_are_made_anew(tmp_path):
+    _run(tmp_path, stages=("gates",))
+    copies = sorted((tmp_path / "raw").iterdir())
+    assert [path.name for path in copies] == ["gates_3.json", "gates_5.json"]
+    shutil.rmtree(tmp_path / "runs")
+    _run(tmp_path, stages=("gates",))
+    assert len(_order(tmp_path)) == 4
 
 
 def test_only_what_uses_the_change_is_done_anew(tmp_path):
