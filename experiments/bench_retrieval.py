@@ -4,14 +4,12 @@ python -m experiments.bench_retrieval --data_dir=FOLDER
 """
 
 import os
-import pathlib
 
 from absl import flags
 
 from molora_jax import benchmarking, cli, compilation
 from molora_jax.checkpoints import model as models
 from molora_jax.checkpoints.resolve import cache_folder
-from molora_jax.data.multihop.load import NORMALISED, load
 from molora_jax.retrieval import comparison, once, recipe, sentence
 from molora_jax.retrieval.attention import AttentionConfig, AttentionRanker
 from molora_jax.retrieval.comparison import SETS, Inputs
@@ -47,7 +45,8 @@ def main() -> None:
     seen = Inputs(Encoder(model.cfg, model.params, model.tokenizer, how, kept), beside)
     train, dev = (comparison.questions(_DATA.value, split) for split in ("train", "dev"))
     train = {name: own[: _ROWS.value] for name, own in train.items()}
-    further = {pathlib.Path(file).stem: load(NORMALISED, file) for file in _EVAL.value}
+    learnt = [question.question for own in train.values() for question in own]
+    further = comparison.further(_EVAL.value, learnt)
     bench = benchmarking.Bench("retrieval")
     report = Report(bench.add, dev, further)
     report.untrained(Beside(dense=dense, cache=kept), _SEEDS.value)

@@ -13,6 +13,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from molora_jax import cli, compilation
+from molora_jax.adapters.digest import adapter_digest, base_digest
 from molora_jax.checkpoints import composition
 from molora_jax.checkpoints import model as models
 from molora_jax.checkpoints.resolve import cache_folder, part
@@ -38,7 +39,8 @@ def main() -> None:
     owner = {e.name: e.name for e in experts} | dict(specialists.pairs("owner", _OWNER.value, "task=expert"))
     config = settings.frozen(_CONFIG.value, ComposeConfig)
     out = Path(_OUT.value)
-    settings.remember(config, out)
+    made_of = dict(experts=[adapter_digest(expert) for expert in experts], base=base_digest(model.params), owner=owner)
+    settings.remember(config, out, **made_of)
     traces = distil.load(_TRACES.value)
     how = dict(progress=_PROGRESS.value)
     if _GROW.value:

@@ -60,6 +60,8 @@ def main() -> None:
     how = dict(seed=_SEED.value, data_dir=_DATA_DIR.value)
     drawn = {name: questions(name, _SPLIT.value, _COUNT.value, **how) for name in _DATA.value}
     sets = {name: short(model.tokenizer, found, _LENGTH.value, name) for name, found in drawn.items()}
+    if empty := [name for name, examples in sets.items() if not examples]:
+        raise UserError(f"{empty[0]}: got no question of at most {_LENGTH.value} tokens, expected some: raise --length")
     how = dict(rows=_ROWS.value, length=_LENGTH.value, most=limits(_MOST.value, sets, _LENGTH.value))
     found = comparison.compare(model, asked, sets, **how, kept=_ANSWERS.value and Path(_ANSWERS.value))
     print(comparison.table([found]))

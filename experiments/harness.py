@@ -49,6 +49,9 @@ def main() -> None:
 
 def _system(model) -> System:
     experts = specialists.read(model, _EXPERTS.value)
+    if bool(experts) != (bool(_EXPERT.value) + bool(_COMPOSITION.value) == 1):
+        got = f"{len(experts)} of --experts, --expert={_EXPERT.value}, --composition={_COMPOSITION.value}"
+        raise UserError(f"harness: got {got}, expected --experts with one of the two others, or none of them")
     if _COMPOSITION.value:
         return composed("composition", composition.load(part(_COMPOSITION.value), model, experts))
     if _EXPERT.value is None:

@@ -17,12 +17,12 @@ from molora_jax.config import UserError
 from molora_jax.evaluation.reproduction import jobs, shipping, summary
 from molora_jax.evaluation.reproduction.plan import QUICK, Plan
 
-_RESULTS = flags.DEFINE_string("results", "results/testbed", "Folder that gets tables, plots and raw JSON.")
-_RUNS = flags.DEFINE_string("runs", "runs/reproduce", "Folder of adapters, routers, checkpoints, and what is done.")
+_RESULTS = flags.DEFINE_string("results", None, "Folder of tables, plots and raw JSON; by default results/testbed.")
+_RUNS = flags.DEFINE_string("runs", None, "Folder of adapters, routers, and what is done; by default runs/reproduce.")
 _STAGES = flags.DEFINE_list("stages", list(jobs.STAGES), f"Of {', '.join(jobs.STAGES)}.")
 _SEEDS = flags.DEFINE_list("seeds", None, "Instead of 0,1,2.")
 _WORKERS = flags.DEFINE_integer("workers", None, "Jobs at a time; by default one a core.", lower_bound=1)
-_QUICK = flags.DEFINE_bool("quick", False, "Tiny sizes, to see that it runs; the numbers mean nothing.")
+_QUICK = flags.DEFINE_bool("quick", False, "Tiny sizes, to see that it runs, in runs/quick; the numbers mean nothing.")
 _JOB = flags.DEFINE_string("job", None, "STAGE:SEED, the only one to do, in this process.")
 _SHIP = flags.DEFINE_integer("ship", None, "Seed whose experts, router and gates the package gets in the end.")
 _SUMMARY = flags.DEFINE_bool("summary", False, "Train nothing; read the results.")
@@ -31,18 +31,23 @@ _SUMMARY = flags.DEFINE_bool("summary", False, "Train nothing; read the results.
 def main() -> None:
     """Does what is not done yet, then writes the tables; see the flags."""
     compilation.use_cache(cache_folder() / "xla")
-    plan = QUICK if _QUICK.value else Plan()
+    quick = _QUICK.value
+    plan = QUICK if quick else Plan()
     if _SEEDS.value:
         plan = dataclasses.replace(plan, seeds=tuple(map(int, _SEEDS.value)))
     if unknown := sorted(set(_STAGES.value) - set(jobs.STAGES)):
         raise UserError(f"stages: got {unknown[0]}, expected some of {', '.join(jobs.STAGES)}")
-    runs, results = Path(_RUNS.value), Path(_RESULTS.value)
+    runs, results = (
+        Path("runs/quick" if quick else "runs/reproduce"),
+        Path("runs/quick" if quick else "results/testbed"),
+    )
+    runs, results = Path(_RUNS.value or runs), Path(_RESULTS.value or results)
     if _JOB.value:
         stage, _, seed = _JOB.value.partition(":")
         jobs.run(plan, (stage, int(seed)), runs)
         return
     if not _SUMMARY.value:
-        own = [f"--runs={runs}", *["--quick"] * _QUICK.value, f"--seeds={','.join(map(str, plan.seeds))}"]
+        own = [f"--runs={runs}", *["--quick"] * quick, f"--seeds={','.join(map(str, plan.seeds))}"]
         command = jobs.python("experiments.reproduce", *own)
         jobs.run_all(plan, _STAGES.value, runs, results, command, workers=_WORKERS.value or os.cpu_count())
     summary.write(results)

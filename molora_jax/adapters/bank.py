@@ -214,16 +214,11 @@ def embed(
         x = jnp.where((whole.used[expert] & (ids >= 0))[:, None], whole.values[expert, tokens], x)
     if "embed" in bank.ends:
         site = bank.ends["embed"]
-        low = site.a[jnp.maximum(ids, 0), :, tokens].astype(x.dtype)
-        x = (x.T + update_from_rank(low, site, ids)).T
+        low = site.a[jnp.maximum(ids, 0), :, tokens].astype(x.dtype)  # A of a one-hot token is a column
+        experts, rank, _ = site.a.shape
+        eye = jnp.broadcast_to(jnp.eye(rank, dtype=low.dtype), (experts, rank, rank))
+        x = adapt(x.T, low.T, dataclasses.replace(site, a=eye), Choice(ids=ids)).T
     return x
-
-
-def update_from_rank(low: Float[Array, "N R"], site: Site, ids: Int[Array, "N"]) -> Float[Array, "F N"]:
-    """s_e · B_e of what the experts' A gave."""
-    experts, rank, _ = site.a.shape
-    eye = jnp.broadcast_to(jnp.eye(rank, dtype=low.dtype), (experts, rank, rank))
-    return update(low.T, dataclasses.replace(site, a=eye), Choice(ids=ids))
 
 
 def head(

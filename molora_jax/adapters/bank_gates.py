@@ -49,6 +49,14 @@ class GateSpec:
     groups: tuple[tuple[str, ...], ...]
     ablation: Literal["reset"] | None = None
 
+    def __post_init__(self):
+        sites = [site for group in self.groups for site in group]
+        if twice := sorted({site for site in sites if sites.count(site) > 1}):
+            raise UserError(
+                f"bank: got gates that group {', '.join(twice)} with other sites or in another order in different "
+                "experts, expected one group for each site: make a bank for each kind"
+            )
+
     @property
     def stacks(self) -> dict[str, tuple[tuple[str, ...], ...]]:
         """Groups that run as one scan, those with one input and equally many listeners, by a name for them."""
@@ -192,17 +200,24 @@ def scales(
 
 
 def scaled(choice: Choice, lam: Float[Array, "N E *R"], rank: int) -> Choice:
-    """The choice with its updates scaled by λ of the experts chosen; `rank` is the bank's."""
+    """The choice with its updates scaled by λ of the experts chosen; `rank` is the bank's.
+
+    Weights beside ids are for the gradient alone, of Σ_e w_e λ_e Δ_e; what applies them knows the λ of the chosen one.
+    """
+    if choice.weights is not None and lam.ndim == 3:
+        raise UserError("route: got weights for experts with diagonal gates, expected ids, or scalar gates")
     if choice.ids is None:
-        if lam.ndim == 3:
-            raise UserError("route: got weights for experts with diagonal gates, expected ids, or scalar gates")
         return dataclasses.replace(choice, weights=choice.weights * lam)
     own = jnp.take_along_axis(lam, jnp.maximum(choice.ids, 0).reshape(-1, 1, *(1,) * (lam.ndim - 2)), axis=1)[:, 0]
     if own.ndim == 2:
         own = jnp.pad(own, ((0, 0), (0, rank - own.shape[1])), constant_values=1)
+    weights = choice.weights
+    if weights is not None:
+        ratio = lam / jnp.where(own == 0, 1, own)[:, None]
+        weights = weights * jax.lax.stop_gradient(ratio).astype(weights.dtype)
     if choice.gate is not None:
         own = own * choice.gate.reshape(-1, *(1,) * (own.ndim - 1))
-    return dataclasses.replace(choice, gate=own)
+    return dataclasses.replace(choice, gate=own, weights=weights)
 
 
 def _flat(cores: Params) -> Params:

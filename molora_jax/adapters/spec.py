@@ -116,6 +116,7 @@ def pack(spec: BankSpec, params: Params, adapter: Adapter) -> Bank:
     """
     who = f"adapter {adapter.name!r}"
     _check(spec, who, adapter)
+    _check_base(who, adapter, params)
     empty = new_bank(spec, params, abstract=True)
     depth = _depth(params)
     columns = {site_name(path): column for path, column in adapter.sites.items()}
@@ -254,10 +255,10 @@ def _check(spec: BankSpec, who: str, adapter: Adapter) -> None:
             raise UserError(f"{who}: got a lora_bias at {name}, expected none: make the bank with biases=True")
         if weights.magnitude is not None and not spec.magnitudes:
             raise UserError(f"{who}: got DoRA at {name}, expected plain LoRA: make the bank with magnitudes=True")
-    room = {frozenset(group) for group in spec.gates.groups} if spec.gates else set()
+    room = set(spec.gates.groups) if spec.gates else set()
     for group in adapter.gates:
-        names = [site_name(path) for path in group.sites]
-        if frozenset(names) not in room or spec.gates.config != adapter.gate:
+        names = tuple(site_name(path) for path in group.sites)
+        if names not in room or spec.gates.config != adapter.gate:
             raise UserError(
                 f"{who}: got {adapter.gate.kind} gates at {', '.join(names)}, expected {spec.gates or 'none'}"
             )
@@ -272,6 +273,28 @@ def _check(spec: BankSpec, who: str, adapter: Adapter) -> None:
                 f"{who}: replaces {'.'.join(path)}, expected one of {spec.whole or 'nothing'}: "
                 "name embed or head in whole, and merge an adapter that replaces anything else"
             )
+
+
+def _check_base(who: str, adapter: Adapter, params: Params) -> None:
+    """What the file carries of the base must be this base's: a bank has one base for all its experts."""
+    for path, column in adapter.base.items():
+        for layer, value in enumerate(column):
+            own = None if value is None else _parameter(params, path, layer)
+            if own is not None and not np.array_equal(value.astype(own.dtype), own):
+                raise UserError(
+                    f"{who}: got {'.'.join(path)} other than the base's, expected the same, for all experts share one "
+                    "base: merge the adapter, or train it without biases and embeddings"
+                )
+
+
+def _parameter(params: Params, path: Path, layer: int) -> np.ndarray:
+    """A parameter by its path, with its leaf; a tied head is the embedding."""
+    path = ("embed", *path[1:]) if path[0] == "head" and "head" not in params else path
+    if path[0] != "layers":
+        return np.asarray(_nested(params, ".".join(path)))
+    layers = params["layers"]
+    own = layers[layer] if isinstance(layers, list) else jax.tree.map(lambda leaf: leaf[layer], layers)
+    return np.asarray(_nested(own, ".".join(path[1:])))
 
 
 def _empty_site(spec: BankSpec, lead: tuple[int, ...], rank: int, out: int, width: int, make) -> Site:

@@ -1,5 +1,6 @@
 """A composition in a folder: `router`, which names its experts, and `attention`, a PEFT folder."""
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,11 +13,13 @@ ROUTER, ATTENTION = "router", "attention"
 
 
 def save(folder: Path | str, model: Model, found: Composition) -> None:
-    """Writes the router and the adapter that all tokens have; the experts have folders of their own."""
+    """Writes the router, last, and the adapter that all tokens have; the experts have folders of their own."""
     folder = Path(folder)
-    router.save(folder / ROUTER, found.mixer, found.experts, model.params)
+    for part in (ROUTER, ATTENTION):
+        shutil.rmtree(folder / part, ignore_errors=True)
     if found.attention is not None:
         peft.save(folder / ATTENTION, model.cfg, found.attention)
+    router.save(folder / ROUTER, found.mixer, found.experts, model.params)
 
 
 def load(folder: Path | str, model: Model, experts: Sequence[Adapter]) -> Composition:

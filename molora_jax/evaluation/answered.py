@@ -2,13 +2,13 @@
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from molora_jax import files
 from molora_jax.adapters.digest import adapter_digest, base_digest, tree_digest
 from molora_jax.checkpoints.model import Model
 from molora_jax.config import UserError
@@ -43,7 +43,7 @@ def right(
     if path:
         rows = zip(examples, verdicts.tolist(), written, strict=True)
         answers = [dict(id=example.id, right=verdict, text=text) for example, verdict, text in rows]
-        _write(path, json.dumps(dict(system=system.name, seconds=seconds, answers=answers), indent=1))
+        _write(path, dict(system=system.name, seconds=seconds, answers=answers))
     return verdicts, seconds
 
 
@@ -53,15 +53,13 @@ def digest(model: Model, system: System, examples: Sequence[Example], most: Sequ
     attention = None if system.attention is None else adapter_digest(system.attention)
     chosen = [system.single, dict(system.owner or {}), tree_digest((system.mixer, system.classifier))]
     asked = [[e.id, e.task, e.prompt, e.completion, e.answer] for e in examples]
-    whole = [base_digest(model.params), experts, attention, chosen, asked, most and list(most), how]
+    base = [repr(model.cfg), base_digest(model.params), model.tokenizer.backend.to_str()]
+    whole = [base, experts, attention, chosen, asked, most and list(most), how]
     return hashlib.blake2b(json.dumps(whole).encode(), digest_size=8).hexdigest()
 
 
-def _write(path: Path, text: str) -> None:
-    """Whole or not at all."""
+def _write(path: Path, values: dict) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        (part := path.with_suffix(".part")).write_text(text)
-        os.replace(part, path)
+        files.write(path, json.dumps(values, indent=1))
     except OSError as e:
         raise UserError(f"evaluate: got {e.strerror!r} writing to {path}, expected a folder with room") from None

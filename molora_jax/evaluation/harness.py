@@ -115,8 +115,9 @@ class HarnessModel(LM):
         return found
 
     def _request(self, context: str, how: dict) -> Request:
-        most = min(int(how.get("max_gen_toks", 256)), self.length - 1)
-        prompt = self.model.tokenizer.encode(context)[-(self.length - most) :]
+        """What does not fit is taken from the answer's room first, then from the prompt's beginning."""
+        prompt = self.model.tokenizer.encode(context)[1 - self.length :]
+        most = min(int(how.get("max_gen_toks", 256)), self.length - len(prompt))
         sampled = how.get("do_sample", False)
         temperature = float(how.get("temperature", 1.0)) if sampled else 0.0
         stops = self.model.tokenizer.eos

@@ -150,8 +150,8 @@ def _choices(model: Model, system: System, examples, prompts) -> list[dict[str, 
 
 
 def _owned(model: Model, owner: Owner, example: Example) -> list[str | None]:
-    """The expert of each token of the example as it should be answered."""
-    return [owner[domain] for domain in token_domains(model.tokenizer, example)]
+    """The expert of each token of the example as it should be answered; the base's where nobody owns its domain."""
+    return [owner.get(domain) for domain in token_domains(model.tokenizer, example)]
 
 
 def classified(model: Model, classifier: PromptClassifier, prompts: Sequence[Sequence[int]]) -> list[int]:

@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 
+from molora_jax.adapters.digest import base_digest
 from molora_jax.checkpoints.model import Model
 from molora_jax.config import UserError
 from molora_jax.data.multihop.question import Question, Segment
@@ -46,7 +47,8 @@ def train(
     found = training.train(cfg, inputs.slates(learn), config)
     held = training.chains(cfg, found.params, found.held, passes=config.passes)
     halt = stop.fit(held, [np.flatnonzero(slate.gold).tolist() for slate in found.held], target=target)
-    about = dict(encoder=dataclasses.asdict(how), passes=config.passes, stop=dataclasses.asdict(halt))
+    about = dict(base=base_digest(model.params), encoder=dataclasses.asdict(how), passes=config.passes)
+    about |= dict(stop=dataclasses.asdict(halt))
     mara.save(folder, cfg, found.params, about)
     rows = []
     for name, own in comparison.questions(data_dir, "dev").items():
@@ -86,14 +88,14 @@ class Assistant:
         try:
             fields = dict(about["encoder"])
             how = EncoderConfig(**fields | dict(depths=tuple(fields["depths"])))
-            passes, halt = int(about["passes"]), Stop(**about["stop"])
+            passes, halt, base = int(about["passes"]), Stop(**about["stop"]), about["base"]
         except (KeyError, TypeError) as e:
             raise UserError(
                 f"{folder}: got a router without {e}, expected one that experiments.retrieve wrote"
             ) from None
         inputs = Inputs(Encoder(model.cfg, model.params, model.tokenizer, how, kept), Beside(cache=kept))
-        if inputs.width != cfg.encoding:
-            raise UserError(f"{folder}: got a router for encodings of {cfg.encoding}, expected {inputs.width}")
+        if base != base_digest(model.params):
+            raise UserError(f"{folder}: got a router for another base, expected the model that it was trained with")
         return cls(model, inputs, cfg, params, passes, halt)
 
     def rank(self, question: Question) -> Chain:
@@ -137,8 +139,8 @@ def _paragraphs(file: pathlib.Path) -> list[Segment]:
         text = file.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as e:
         raise UserError(f"{file}: cannot be read ({e}), expected text in UTF-8") from None
+    title, heading = file.stem.replace("_", " "), re.match(r"\s*#{1,6}[ \t]+(.+)", text)
+    if heading:
+        title, text = heading[1].strip(" #\t"), text[heading.end() :]
     blocks = [" ".join(block.split()) for block in re.split(r"\n\s*\n", text) if block.strip()]
-    title = file.stem.replace("_", " ")
-    if blocks and blocks[0].startswith("#"):
-        title = blocks.pop(0).lstrip("# ")
     return [Segment(title=title, sentences=(block,), supporting=False) for block in blocks]

@@ -39,6 +39,27 @@ def questions(data_dir: str | pathlib.Path, split: str) -> dict[str, list[Questi
     return {name: load(NORMALISED, folder / f"{file}.jsonl", split=split) for name, file in SETS.items()}
 
 
+def further(files: Sequence[str], learnt: Iterable[str]) -> dict[str, list[Question]]:
+    """The questions of other files in the normalised form, by the files' names.
+
+    Args:
+      learnt: what routers are trained on, and is left out.
+
+    Raises:
+      UserError: two files of one name, or one with the name of a set.
+    """
+    found: dict[str, list[Question]] = {}
+    known = set(learnt)
+    for file in files:
+        name = pathlib.Path(file).stem
+        if name in (*SETS, *found, POOLED):
+            raise UserError(f"eval_file: got {name!r} twice, or as the name of a set, expected another: rename {file}")
+        whole = load(NORMALISED, file)
+        found[name] = [question for question in whole if question.question not in known]
+        print(f"{name}: {len(found[name])} of {len(whole)} questions; the others are trained on", flush=True)
+    return found
+
+
 def babi(data_dir: str | pathlib.Path, split: str, count: int) -> list[Question]:
     """The first questions of bAbI's tasks 1 to 3 in turn, of stories of at most `LONGEST` statements."""
     folder = pathlib.Path(data_dir).expanduser() / "other"

@@ -17,6 +17,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
+from molora_jax import files
 from molora_jax.adapters.digest import base_digest
 from molora_jax.config import ModelConfig, UserError
 from molora_jax.models import transformer
@@ -178,7 +179,8 @@ class Encoder:
     def _path(self, rows: Sequence[_Row]) -> Path | None:
         if self.cache is None:
             return None
-        key = f"{self._digest} {self.config.depths} {self.config.again} {self.config.tokens} {self.config.dtype} "
+        config = self.config
+        key = f"{self._digest} {self._cfg} {config.depths} {config.again} {config.tokens} {config.dtype} "
         key += " ".join(f"{row.ids} {row.parts}" for row in rows)
         return self.cache / f"{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}.safetensors"
 
@@ -309,9 +311,6 @@ def keep(path: Path, arrays: dict[str, np.ndarray]) -> None:
       UserError: the folder cannot be written to.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
-        partial.write_bytes(safetensors.numpy.save(arrays))
-        partial.rename(path)
+        files.write(path, safetensors.numpy.save(arrays))
     except OSError as e:
         raise UserError(f"{path.parent}: cannot be written ({e}); set MOLORA_CACHE to another folder") from None

@@ -45,6 +45,7 @@ class Drawing:
       mask_truncated: rollouts that were cut at their limit are not learnt from.
       shuffled: rewards are permuted within the batch: a control, from which nothing can be learnt.
       beta: whether there is a reference is whether this is positive.
+      updates: that a batch is cut into.
       seed: of rollouts and permutations.
     """
 
@@ -57,6 +58,7 @@ class Drawing:
     mask_truncated: bool
     shuffled: bool
     beta: float
+    updates: int
     seed: int
 
 
@@ -154,7 +156,10 @@ class Collector:
             counts=[r.finished for r in found] if self.how.mask_truncated else None,
             ids=[example.id for example in groups.examples for _ in range(self.how.per_prompt)],
         )
-        facts = _told(drawn) | dict(refills=float(refills)) | self._compared(self._tree(state), batch)
+        tree = self._tree(state)
+        facts = _told(drawn) | dict(refills=float(refills)) | self._compared(tree, batch)
+        # Ratios are of the trainer to itself: what the engine rounds otherwise is no change of the policy.
+        batch = dataclasses.replace(batch, logprobs=None if self.how.updates == 1 else self._scores(tree, batch))
         if self.how.beta:
             batch = dataclasses.replace(batch, reference=self._scores(self._start, batch))
         return Round(batch, facts)

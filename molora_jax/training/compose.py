@@ -118,8 +118,15 @@ def run(
 
 
 def slots(experts: Sequence[Adapter], traces: Sequence[Example], owner: dict[str, str]) -> dict[str, int]:
-    """Of each trace, by its id, the slot of the expert that its task belongs to."""
+    """Of each trace, by its id, the slot of the expert that its task belongs to.
+
+    Raises:
+      UserError: a task without an expert.
+    """
     known = {expert.name: slot for slot, expert in enumerate(experts)}
+    if missing := sorted(task for task in {example.task for example in traces} if owner.get(task) not in known):
+        got = f"got no expert of {missing[0]}, expected one of {', '.join(known)}"
+        raise UserError(f"compose: {got}: say whose its traces are by --owner={missing[0]}=EXPERT")
     return {example.id: known[owner[example.task]] for example in traces}
 
 
@@ -185,21 +192,27 @@ def stepper(tree: dict[str, Any], loss: Loss, groups: tuple[Group, ...], config:
 
 
 def split(model: Model, traces: Sequence[Example], config: ComposeConfig) -> tuple[list[Document], list[Document]]:
-    """(to train on, held out): of each task the first ones by a fixed shuffle are held out."""
+    """(to train on, held out): of each task the first questions by a fixed shuffle are held out, with all their traces.
+
+    Traces that are longer than a row are left out, and counted.
+    """
     report, train, held = Report(), [], []
-    tasks: dict[str, list[Document]] = {}
+    tasks: dict[str, dict[str, list[Document]]] = {}  # by task and question
     for example in traces:
-        documents = fitting([from_example(model.tokenizer, example)], config.length, report)
-        tasks.setdefault(example.task, []).extend(documents)
-    for task, documents in sorted(tasks.items()):
-        if len(documents) <= config.held_out:
+        for document in fitting([from_example(model.tokenizer, example)], config.length, report):
+            tasks.setdefault(example.task, {}).setdefault(example.prompt, []).append(document)
+    if report.skipped:
+        print(f"compose: {len(report.skipped)} of {len(traces)} traces are longer than the {config.length} of a row")
+    for task, questions in sorted(tasks.items()):
+        if len(questions) <= config.held_out:
             raise UserError(
-                f"compose: got {len(documents)} traces of {task} of at most {config.length} tokens, expected more than "
+                f"compose: got {len(questions)} traces of {task} of at most {config.length} tokens, expected more than "
                 f"the {config.held_out} to hold out; draw more, or lower held_out"
             )
-        order = np.random.default_rng(0).permutation(len(documents))
-        held += [documents[i] for i in order[: config.held_out]]
-        train += [documents[i] for i in order[config.held_out :]]
+        groups = list(questions.values())
+        order = np.random.default_rng(0).permutation(len(groups))
+        held += [document for i in order[: config.held_out] for document in groups[i]]
+        train += [document for i in order[config.held_out :] for document in groups[i]]
     return train, held
 
 

@@ -6,6 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from molora_jax import files
 from molora_jax.config import UserError
 from molora_jax.data.example import Example, Span
 from molora_jax.data.tasks import registry
@@ -145,8 +146,7 @@ def save(path: Path | str, examples: Sequence[Example]) -> None:
     path = Path(path)
     lines = (json.dumps(dataclasses.asdict(example), ensure_ascii=False) for example in examples)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(f"{line}\n" for line in lines))
+        files.write(path, "".join(f"{line}\n" for line in lines))
     except OSError as e:
         raise UserError(f"traces: got {e.strerror!r} writing to {path}, expected a folder with room") from None
 

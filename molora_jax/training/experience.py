@@ -35,7 +35,7 @@ class Experience:
       each: one over all sampled tokens of the batch for these, else 0: the weights of a plain mean.
       share: 1/B of each row, which add up to the weight of a batch.
       advantages: of the rollout.
-      logprobs: of the sampled tokens, when they were drawn.
+      logprobs: of the sampled tokens under the policy that drew them; None where it is the one that learns.
       reference: theirs under the policy that is to be kept close; None where there is none.
       choices: experts of the tokens, as recorded, to be used again; None where the policy is one adapter.
       ids: per row, those of its prompt.
@@ -49,7 +49,7 @@ class Experience:
     each: Float[np.ndarray, "B T"]
     share: Float[np.ndarray, "B"]
     advantages: Float[np.ndarray, "B"]
-    logprobs: Float[np.ndarray, "B T"]
+    logprobs: Float[np.ndarray, "B T"] | None
     reference: Float[np.ndarray, "B T"] | None = None
     choices: Int[np.ndarray, "B T K"] | None = None
     ids: tuple[str, ...] = ()

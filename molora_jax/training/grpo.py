@@ -169,6 +169,7 @@ def drawing(config: RLVRConfig) -> Drawing:
         mask_truncated=config.mask_truncated,
         shuffled=config.shuffled_rewards,
         beta=config.beta,
+        updates=config.updates,
         seed=config.seed,
     )
 

@@ -101,6 +101,11 @@ def run(
             stack.enter_context(store)
             if store.latest is not None:
                 start, state, position = resume.restore(store, state)
+                if start > config.steps:
+                    raise UserError(
+                        f"training: got {config.steps} steps for a run in {folder} that has made {start}, expected as "
+                        "many at least; train in another folder"
+                    )
                 batches.set_state(position)
         first = distributed.is_first()
         log = Log(folder if first else None, steps=config.steps, start=start, progress=progress and first)

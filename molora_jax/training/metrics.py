@@ -1,7 +1,6 @@
 """Where the numbers of a run go: the terminal, a JSONL file, TensorBoard."""
 
 import json
-import os
 import sys
 import time
 from collections.abc import Mapping
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import tqdm
 
+from molora_jax import files
 from molora_jax.config import UserError
 
 FILE = "metrics.jsonl"
@@ -79,9 +79,7 @@ def _truncate(path: Path, start: int) -> None:
     if not path.exists():
         return
     lines = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-    fresh = path.with_suffix(".tmp")
-    fresh.write_text("".join(line for line in lines if start and json.loads(line)["step"] <= start))
-    os.replace(fresh, path)
+    files.write(path, "".join(line for line in lines if start and json.loads(line)["step"] <= start))
 
 
 def _tensorboard(folder: Path, start: int):

@@ -33,7 +33,8 @@ def loss(cfg: ModelConfig, how: Algorithm, decode: Decode, *, temperature: float
 
     def of(tree: Any, batch: Experience, key: Array) -> Sums:
         new = logprobs(cfg, decode, tree, batch, temperature=temperature)
-        terms, clipped = surrogate(how, new, batch.logprobs, batch.advantages, batch.sampled)
+        old = jax.lax.stop_gradient(new) if batch.logprobs is None else batch.logprobs
+        terms, clipped = surrogate(how, new, old, batch.advantages, batch.sampled)
         extra = dict(clip_share=jnp.sum(batch.each * clipped))
         if batch.reference is not None:
             away = kl(new, batch.reference)

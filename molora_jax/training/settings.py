@@ -6,6 +6,7 @@ import typing
 from pathlib import Path
 from typing import Any, TypeVar
 
+from molora_jax import files
 from molora_jax.checkpoints.model import DTYPES
 from molora_jax.config import UserError
 from molora_jax.sharding import MeshConfig
@@ -139,13 +140,16 @@ def _built(kind: type, values: dict[str, Any], where: str):
     return kind(**inner)
 
 
-def remember(config: Any, folder: Path) -> None:
+def remember(config: Any, folder: Path, **facts: Any) -> None:
     """Writes the settings into the folder of a run, or compares them with those of the run that is resumed.
+
+    Args:
+      facts: what else the run depends on, as JSON values: digests of what it starts from.
 
     Raises:
       UserError: they are those of another run, or the folder cannot be written to.
     """
-    path, mine = folder / FILE, json.loads(json.dumps(dataclasses.asdict(config)))
+    path, mine = folder / FILE, json.loads(json.dumps(dataclasses.asdict(config) | facts))
     if path.exists():
         try:
             theirs = json.loads(path.read_text())
@@ -158,7 +162,6 @@ def remember(config: Any, folder: Path) -> None:
                     "resume with its settings, or train in another folder"
                 )
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(mine, indent=1) + "\n")
+        files.write(path, json.dumps(mine, indent=1) + "\n")
     except OSError as e:
         raise UserError(f"config: got {e.strerror!r} writing to {folder}, expected a folder with room") from None

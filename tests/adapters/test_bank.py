@@ -1,5 +1,6 @@
 """Experts of every kind side by side in one bank, against merging each into the base, and against plain loops."""
 
+import dataclasses
 import functools
 
 import jax
@@ -8,8 +9,10 @@ import numpy as np
 import pytest
 
 from molora_jax.adapters import adapter as adapters
-from molora_jax.adapters.adapter import Adapter
-from molora_jax.adapters.bank import Site, adapt
+from molora_jax.adapters import lora
+from molora_jax.adapters.adapter import EMBED, Adapter
+from molora_jax.adapters.bank import Site, adapt, embed
+from molora_jax.adapters.fresh import fresh
 from molora_jax.adapters.library import Library
 from molora_jax.adapters.route import NONE, Choice, Route
 from molora_jax.adapters.spec import BankSpec, new_bank, pack, size
@@ -157,6 +160,26 @@ def test_a_trace_replays_to_the_bit():
     np.testing.assert_array_equal(go(first.trace).hidden, first.hidden)
 
 
+def test_dora_of_an_embedding_is_that_of_the_merged_one():
+    cfg, params = fakes.model(NAME)
+    plain = fresh(cfg, params, "e", rank=2, sites=("embed",), seed=1, spread=0.3)
+    (weights,) = plain.sites[EMBED]
+    norm = np.asarray(lora.norms(params["embed"]["weight"].T, weights.a, weights.b, weights.scale))
+    magnitude = (norm * np.random.default_rng(0).uniform(0.7, 1.3, norm.shape)).astype(np.float32)
+    found = dataclasses.replace(plain, sites={EMBED: (dataclasses.replace(weights, magnitude=magnitude),)})
+    slots = pack(BankSpec.holding([found, plain]), params, found), pack(BankSpec.holding([found, plain]), params, plain)
+    filled = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(slot.ends for slot in slots))
+    bank = dataclasses.replace(new_bank(BankSpec.holding([found, plain]), params), ends=filled)
+    ids, tokens = np.array([0, 1, NONE, 0, 1]), np.array([3, 3, 3, 8, 8])
+    got = embed(bank, ids, tokens, params["embed"]["weight"][tokens])
+    tables = [adapters.merge(cfg, params, one)[1]["embed"]["weight"] for one in (found, plain)] + [
+        params["embed"]["weight"]
+    ]
+    want = np.stack([tables[i][token] for i, token in zip(ids, tokens, strict=True)])
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+    assert np.abs(want[0] - want[1]).max() > 0.05
+
+
 SPEC = BankSpec(slots=2, ranks={"attn.q_proj": 3})
 REFUSED = {
     "another site": ("plain", SPEC, r"adapts attn.k_proj, expected one of attn.q_proj: add it to ranks"),
@@ -186,6 +209,21 @@ def test_an_adapter_of_another_base_is_refused():
     found = experts.adapter(*fakes.model("qwen3"), "plain")
     with pytest.raises(UserError, match="it is of another base|expected the model's"):
         pack(BankSpec.holding([found]), params, found)
+
+
+@pytest.mark.parametrize("unrolled", [False, True])
+def test_weights_of_the_base_that_an_adapter_carries_must_be_the_banks(unrolled):
+    """One base serves all experts: a bias that was trained in place would be lost without a word."""
+    _, params = fakes.weights("qwen2_window", unrolled=unrolled)
+    layers = fakes.model("qwen2_window")[1]["layers"]
+    biases = tuple(np.asarray(leaf) for leaf in layers["attn"]["q_proj"]["bias"])
+    path, table = ("layers", "attn", "q_proj", "bias"), np.asarray(params["embed"]["weight"])
+    carried = {path: biases, ("embed", "weight"): (table,), ("head", "weight"): (table,)}
+    plain = Adapter(name="x", sites={}, base=carried if "head" not in params else {path: biases})
+    pack(BankSpec(slots=1, ranks={}), params, plain)
+    moved = dataclasses.replace(plain, base={path: (None, *(leaf + 0.1 for leaf in biases[1:]))})
+    with pytest.raises(UserError, match="adapter 'x': got layers.attn.q_proj.bias other than the base's.*merge the"):
+        pack(BankSpec(slots=1, ranks={}), params, moved)
 
 
 def test_a_site_that_the_model_has_not_is_refused():

@@ -8,12 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from molora_jax.adapters import bank_gates
 from molora_jax.adapters import gate as gates
-from molora_jax.adapters.bank import LayerExperts
+from molora_jax.adapters.bank import LayerExperts, Site, update
 from molora_jax.adapters.fresh import ALL_LINEAR, fresh
 from molora_jax.adapters.gate import GateConfig
 from molora_jax.adapters.library import Library
-from molora_jax.adapters.route import NONE, Route
+from molora_jax.adapters.route import NONE, Choice, Route
 from molora_jax.adapters.spec import BankSpec
 from molora_jax.config import UserError
 from molora_jax.models import transformer
@@ -157,6 +158,34 @@ def test_a_mixture_scales_every_expert_by_its_own_gate():
     soft = Route.mixture(jnp.asarray(np.eye(3)[ids], jnp.float32))
     got = _hidden(lib.bank, soft, TOKENS, (2, T), {})
     np.testing.assert_allclose(got, run(lib, ids), rtol=1e-4, atol=2e-5)
+
+
+def test_the_dense_gradient_of_a_hard_choice_knows_every_experts_gate():
+    """Beside ids, weights have the gradient of Σ_e w_e λ_e Δ_e: that of the mixture of gated experts."""
+    rng = np.random.default_rng(0)
+    draw = lambda *shape: jnp.asarray(rng.standard_normal(shape), jnp.float32)
+    site, x, up = Site(draw(3, 2, 5), draw(3, 2, 4), draw(3)), draw(5, 7), draw(4, 7)
+    ids, weights, lam = jnp.array([0, 2, 1, 1, 0, 2, 2]), draw(7, 3), jnp.exp(draw(7, 3))
+    score = lambda choice: jnp.sum(up * update(x, site, bank_gates.scaled(choice, lam, 2)))
+    got = jax.grad(lambda w: score(Choice(ids=ids, weights=w)))(weights)
+    want = jax.grad(lambda w: score(Choice(weights=w)))(weights)
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
+    assert_same = np.testing.assert_array_equal
+    assert_same(score(Choice(ids=ids, weights=weights)), score(Choice(ids=ids)))
+    with pytest.raises(UserError, match="diagonal gates"):
+        bank_gates.scaled(Choice(ids=ids, weights=weights), lam[:, :, None], 2)
+
+
+def test_sites_that_experts_group_differently_are_refused():
+    shared, own = gated(share="input"), gated(share="matrix", name="other")
+    with pytest.raises(UserError, match="got gates that group attn.k_proj.* in different experts"):
+        BankSpec.holding([shared, own])
+    lib = library(shared)
+    turned = tuple(
+        dataclasses.replace(group, sites=group.sites[::-1]) if len(group.sites) > 1 else group for group in shared.gates
+    )
+    with pytest.raises(UserError, match="adapter 'turned': got mamba gates at"):
+        lib.add(dataclasses.replace(shared, name="turned", gates=turned))
 
 
 def test_what_a_bank_has_no_room_for_is_refused():

@@ -7,7 +7,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
 PACKAGES = ("molora_jax", "pallas_kernels", "experiments", "configs")
-SHARED = {"typing", "config", "precision", "sharding", "distributed", "compilation", "benchmarking"}
+SHARED = {"typing", "config", "precision", "sharding", "distributed", "compilation", "benchmarking", "files"}
 """Modules at the top of molora_jax that every room may use."""
 
 ALLOWED = {

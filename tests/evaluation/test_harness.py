@@ -90,6 +90,21 @@ class _Asked:
         self.prompt = prompt
 
 
+def test_a_prompt_has_its_room_before_the_answer(world):
+    """Tasks ask for hundreds of tokens by default: what there is no room for is not taken from the question."""
+    model, _ = world
+    prompt = "calc:47 +08 -03\n"
+    lm = HarnessModel(model, length=40)
+    asked = lm._request(prompt, dict(until=["->"], max_gen_toks=256))
+    assert asked.prompt == model.tokenizer.encode(prompt)
+    assert asked.max_new_tokens == 40 - len(asked.prompt)
+    got = lm.generate_until(_instances("generate_until", [(prompt, dict(until=["->"], max_gen_toks=256))]))
+    assert got == [answers(model, System(name="base"), [_Asked(prompt)], length=40)[0].split("->")[0]]
+    long = lm._request(prompt * 20, dict(until=["->"], max_gen_toks=5))
+    assert long.prompt == model.tokenizer.encode(prompt * 20)[-39:]
+    assert long.max_new_tokens == 1
+
+
 def test_what_needs_more_than_a_text_is_refused(world):
     model, system = world
     with pytest.raises(UserError, match="expected a base, an expert or a router"):

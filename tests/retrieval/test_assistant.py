@@ -51,19 +51,29 @@ def test_evidence_from_a_folder(trained, tmp_path):
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "Ada_Byron.txt").write_text("Ada Byron met Ben.\n\nShe lived\nin London.\n\n\n")
     (tmp_path / "ben.md").write_text("# Ben\n\nBen was born in Oslo.")
+    (tmp_path / "oslo.md").write_text("## Oslo, the city ##\nIt lies\non a fjord.\n\n#1 in Norway.\n")
     (tmp_path / "image.png").write_bytes(b"\xff")
     question = assistant.about(str(tmp_path), "Who did Ada Byron meet?", 2)
     everything = assistant.about(str(tmp_path), "Who did Ada Byron meet?", 9)
     assert [(s.title, s.text) for s in everything.segments] == [
-        ("Ben", "Ben was born in Oslo."), ("Ada Byron", "Ada Byron met Ben."), ("Ada Byron", "She lived in London."),
+        ("Ben", "Ben was born in Oslo."),
+        ("Oslo, the city", "It lies on a fjord."), ("Oslo, the city", "#1 in Norway."),
+        ("Ada Byron", "Ada Byron met Ben."), ("Ada Byron", "She lived in London."),
     ]  # fmt: skip
     assert len(question.segments) == 2
     picked = helper.pick(everything, top=2)
     ranked = helper.rank(everything)
     assert [index for index, _ in picked] == list(ranked.ranking[:2])
-    assert 1 <= len(helper.pick(everything)) <= 3
+    assert 1 <= len(helper.pick(everything)) <= 5
     text = helper.answer(everything, [1, 0], order="reading", beams=2)
     assert isinstance(text, str)
+
+
+def test_a_router_of_another_base_is_refused(trained):
+    folder, _ = trained
+    params = MODEL.params | {"embed": {"weight": MODEL.params["embed"]["weight"] * 1.5}}
+    with pytest.raises(UserError, match="got a router for another base"):
+        assistant.Assistant.load(folder / "router", dataclasses.replace(MODEL, params=params), folder / "kept")
 
 
 def test_what_cannot_be_asked(trained, tmp_path):

@@ -116,6 +116,36 @@ def test_too_few_traces_are_refused(world):
         compose.run(model, experts, traces, OWNER, dataclasses.replace(CONFIG, held_out=12), progress=False)
 
 
+def test_traces_of_one_question_are_held_out_together_and_long_ones_are_counted(world, capsys):
+    model, _, traces = world
+    twice = [
+        dataclasses.replace(t, id=f"{t.id}#{i}", completion=t.completion + " " * i) for t in traces for i in (0, 1)
+    ]
+    train, held = compose.split(model, twice, dataclasses.replace(CONFIG, held_out=3))
+    question = lambda document: document.id.rpartition("#")[0]
+    assert len(held) == 2 * 2 * 3
+    assert not set(map(question, held)) & set(map(question, train))
+    assert "longer" not in capsys.readouterr().out
+    short = sorted(len(document) for document in (*train, *held))[len(twice) // 2]
+    train, held = compose.split(model, twice, dataclasses.replace(CONFIG, held_out=1, length=short))
+    left_out = len(twice) - len(train) - len(held)
+    assert f"{left_out} of {len(twice)} traces are longer than the {short} of a row" in capsys.readouterr().out
+
+
+def test_a_task_without_an_expert_is_refused(world):
+    model, experts, traces = world
+    with pytest.raises(UserError, match="got no expert of list, expected one of calc, list: .* --owner=list=EXPERT"):
+        compose.run(model, experts, traces, {"calc": "calc"}, CONFIG, progress=False)
+
+
+def test_a_composition_without_attention_leaves_none_behind(world, composed, tmp_path):
+    model, experts, _ = world
+    found, _ = composed
+    composition.save(tmp_path, model, found)
+    composition.save(tmp_path, model, dataclasses.replace(found, attention=None))
+    assert composition.load(tmp_path, model, experts).attention is None
+
+
 @pytest.mark.slow
 def test_the_oracle_is_each_domains_own_expert_and_the_bounds_are_what_they_say(world):
     model, experts, _ = world
@@ -128,6 +158,11 @@ def test_the_oracle_is_each_domains_own_expert_and_the_bounds_are_what_they_say(
     with pytest.raises(UserError, match="bounds: got 'best', expected some of base"):
         systems.bounds(experts, OWNER, 2, ["best"])
     written = {system.name: systems.answers(model, system, sets["calc"] + sets["list"]) for system in bounds}
+    half = dataclasses.replace(bounds[-1], owner={"calc": "calc"})  # nobody owns the list: the base answers it
+    assert systems.answers(model, half, sets["calc"][:1] + sets["list"][:1]) == [
+        written["oracle"][0],
+        written["base"][4],
+    ]
     assert written["oracle"][:4] == written["expert calc"][:4]
     assert written["oracle"][4:] == written["expert list"][4:]
     found = comparison.compare(model, bounds[:1], sets)

@@ -89,13 +89,13 @@ def test_it_learns_and_from_shuffled_rewards_it_does_not(base):
 
 
 def test_a_batch_tells_what_it_is(base):
-    made = learner(base, algorithm="grpo")
+    made = learner(base, algorithm="grpo", updates=2)
     drawn = made.collector.draw(made.init())
     facts, found = drawn.facts, drawn.experience
     assert found.tokens.shape == (32, 32)
     assert found.ids[::8] == tuple(dict.fromkeys(found.ids))
     np.testing.assert_allclose(facts["length"], found.sampled.sum(1).mean())
-    np.testing.assert_allclose(facts["entropy"], -found.logprobs.sum() / found.sampled.sum(), rtol=1e-6)
+    np.testing.assert_allclose(facts["entropy"], -found.logprobs.sum() / found.sampled.sum(), rtol=1e-4)
     assert facts["truncated"] == np.mean(found.sampled.sum(1) == 6)  # nobody ends by itself yet
     assert facts["kl"] == 0
     assert 0 <= facts["logprob_gap"] < 2e-4
@@ -109,6 +109,30 @@ def test_a_batch_tells_what_it_is(base):
     assert facts["equal_groups"] == np.mean(groups.max(1) == groups.min(1))
     want = (groups - groups.mean(1, keepdims=True)) / (groups.std(1, keepdims=True) + 1e-4)
     np.testing.assert_allclose(found.advantages, want.reshape(-1), rtol=1e-6)
+
+
+def test_one_update_of_a_batch_is_clipped_by_nothing_that_the_engine_rounds(base, monkeypatch):
+    """GSPO's bounds are narrower than what two ways to run a decoder differ by in half precision."""
+    made, play = learner(base, algorithm="gspo"), Actor.play
+
+    def rounded(self, *args, **how):
+        found = play(self, *args, **how)
+        return [
+            dataclasses.replace(r, logprobs=[value + 4e-4 * (-1) ** i for value in r.logprobs])
+            for i, r in enumerate(found)
+        ]
+
+    monkeypatch.setattr("molora_jax.training.collector.AGREEMENT", {"float32": 1e-2, "bfloat16": 1e-2})
+    made.collector._tolerance = 1e-2
+    exact, _ = made.step(made.init(), made.collector.draw(made.init()))
+    made.collector.set_state({"at": 0})
+    monkeypatch.setattr(Actor, "play", rounded)
+    drawn = made.collector.draw(made.init())
+    assert drawn.facts["logprob_gap"] > 3e-4
+    state, metrics = made.step(made.init(), drawn)
+    assert metrics["clip_share"] == 0
+    for path, leaf in state.trained.items():
+        np.testing.assert_array_equal(leaf, exact.trained[path])
 
 
 def test_dapo_draws_again_for_groups_of_equal_rewards(base, monkeypatch):

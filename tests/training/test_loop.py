@@ -99,6 +99,13 @@ def test_a_longer_run_goes_on_with_the_data_where_it_stopped(tmp_path):
     assert [line["step"] for line in lines(tmp_path)] == [3, 4, 5]
 
 
+def test_a_run_that_has_gone_further_is_not_taken_for_a_shorter_one(tmp_path):
+    go(4, tmp_path)
+    with pytest.raises(UserError, match="got 3 steps for a run in .* that has made 4, expected as many at least"):
+        go(3, tmp_path)
+    assert go(4, tmp_path).step == 4
+
+
 def test_lines_of_steps_that_are_done_again_are_taken_out(tmp_path):
     go(3, tmp_path, log_every=1)
     with (tmp_path / FILE).open("a") as file:

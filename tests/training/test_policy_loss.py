@@ -175,6 +175,23 @@ def test_the_loss_of_a_batch(name, temperature, beta):
         np.testing.assert_allclose(sums.extra["kl"], away / sum(n for _, n in SIZES), rtol=1e-5)
 
 
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_without_old_probabilities_ratios_are_one_and_have_a_gradient(name):
+    """Of the policy that drew the tokens: -A ∇ log π of each, whatever is clipped."""
+    own = dataclasses.replace(batch(name), logprobs=None)
+    loss = policy_loss.loss(CFG, ALGORITHMS[name], decode)
+    new = policy_loss.logprobs(CFG, decode, toy.tree(), own)
+    given = dataclasses.replace(own, logprobs=np.asarray(new))
+    values = []
+    for b in (own, given):
+        of = lambda add, b=b: loss(toy.tree() | {"adapter": {"add": add}}, b, None).loss
+        values.append(jax.value_and_grad(of)(toy.tree()["adapter"]["add"]))
+    assert loss(toy.tree(), own, None).extra["clip_share"] == 0
+    np.testing.assert_allclose(values[0][0], values[1][0], rtol=1e-5)
+    np.testing.assert_allclose(values[0][1], values[1][1], rtol=1e-4, atol=1e-6)
+    assert np.abs(values[0][1]).max() > 1e-3
+
+
 def test_microbatches_add_up_to_the_whole_batch():
     config = OptimiserConfig(groups=(Group(name="a", paths=("adapter.add",), rate=0.1),), clip=None)
     results = []

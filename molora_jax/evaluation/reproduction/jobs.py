@@ -9,11 +9,11 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from molora_jax import benchmarking
+from molora_jax import benchmarking, files
 from molora_jax.config import UserError
 from molora_jax.evaluation.reproduction.plan import Plan
 
@@ -35,8 +35,12 @@ def done(plan: Plan, runs: Path, job: Job) -> bool:
     path = raw(runs, job)
     if not path.exists():
         return False
-    theirs, mine = json.loads(path.read_text())["plan"], _written(plan)
-    return all(theirs.get(name) == mine[name] for name in _module(job).USES)
+    return alike(job[0], json.loads(path.read_text())["plan"], _written(plan))
+
+
+def alike(stage: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two written plans ask the same of a stage."""
+    return all(one.get(name) == other.get(name) for name in _module((stage, 0)).USES)
 
 
 def run(plan: Plan, job: Job, runs: Path) -> None:
@@ -46,9 +50,7 @@ def run(plan: Plan, job: Job, runs: Path) -> None:
     found = _module(job).run(plan, seed, runs)
     minutes = round((time.monotonic() - begun) / 60, 2)
     whole = dict(stage=stage, seed=seed, plan=_written(plan), machine=benchmarking.provenance(), minutes=minutes)
-    path = raw(runs, job)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(whole | dict(found=found)) + "\n")
+    files.write(raw(runs, job), json.dumps(whole | dict(found=found)) + "\n")
 
 
 def _module(job: Job) -> Any:
@@ -91,9 +93,15 @@ def run_all(
                 del running[core]
                 print(f"{job[0]}, seed {job[1]}: {'failed' if process.returncode else 'done'}", flush=True)
                 failed += [job] * bool(process.returncode)
-    if failed or waiting:
-        stage, seed = (failed or waiting)[0]
+    if failed:
+        stage, seed = failed[0]
         raise UserError(f"reproduce: {stage} of seed {seed} failed; see {_log(runs, (stage, seed))}, then start again")
+    if waiting:
+        stage, seed = waiting[0]
+        raise UserError(
+            f"reproduce: got no {', '.join(STAGES[stage])} of seed {seed} in {runs}, which {stage} needs, expected it "
+            "done before, or among --stages"
+        )
     print(f"{count} jobs in {(time.monotonic() - begun) / 60:.1f} minutes", flush=True)
     (results / "raw").mkdir(parents=True, exist_ok=True)
     for job in itertools.product(stages, plan.seeds):

@@ -7,6 +7,7 @@ from molora_jax.config import UserError
 from molora_jax.data.example import Example
 from molora_jax.data.questions import questions
 from molora_jax.data.testbed.domains import DOMAINS
+from molora_jax.evaluation.pair import PairConfig
 
 SINGLE = tuple(DOMAINS)
 LATE = SINGLE[-1]
@@ -42,6 +43,7 @@ class Plan:
       gated: updates of each gate and its rivals.
       gate_domains: tasks on which they are compared.
       gates: their kinds.
+      pair: sizes of the routed pair.
     """
 
     large: str = "testbed:large"
@@ -61,6 +63,7 @@ class Plan:
     gated: int = 100
     gate_domains: tuple[str, ...] = ("text", "list")
     gates: tuple[str, ...] = ("malora", "equal", "scalar", "toplora", "gru")
+    pair: PairConfig = PairConfig()
 
     def __post_init__(self):
         if len(set(self.seeds)) < len(self.seeds) or not self.seeds:
@@ -86,6 +89,7 @@ QUICK = Plan(
     gated=12,
     gate_domains=("logic",),
     gates=("malora", "equal"),
+    pair=PairConfig(shares=(0.2,), train=100, validation=20, test=20, repeats=1),
 )
 """A few minutes, to see that all of it runs; its numbers mean nothing."""
 

@@ -13,6 +13,7 @@ from molora_jax.evaluation import comparison, pair_report, report
 from molora_jax.evaluation.bootstrap import Difference
 from molora_jax.evaluation.comparison import Comparison
 from molora_jax.evaluation.pair import RANDOM, TRAINED
+from molora_jax.evaluation.reproduction import jobs
 from molora_jax.evaluation.reproduction.plan import ADDED, LATE, MIXED, REMOVED, SINGLE
 from molora_jax.evaluation.routing import Routing
 
@@ -22,17 +23,15 @@ SOFT = ("soft", "top2", "switch", "loramoe", "xlora", "mole", "phatgoose", "lora
 HARD = "hard_dense"
 """The hard choice that the numbers are of: top-1 at unit scale as `hard`, whose router learns from all experts."""
 
-Found = dict[str, list[dict[str, Any]]]
-"""What the jobs of each stage found, a seed each."""
-
 
 def write(results: Path) -> dict[str, float]:
     """Writes `tables.md` and plots into the folder, prints them, and gives the numbers of the SUMMARY line.
 
     Raises:
-      UserError: the folder has no results.
+      UserError: what `read` raises.
     """
-    found = read(results)
+    wholes = read(results)
+    found = {stage: [whole["found"] for whole in own] for stage, own in wholes.items()}
     parts, keys = [], {}
     for stage, tables in (
         ("experts", _experts),
@@ -45,7 +44,7 @@ def write(results: Path) -> dict[str, float]:
             text, numbers = tables(found[stage])
             parts.append(text)
             keys |= numbers
-    text = "\n\n".join(["# The testbed's results", "`python -m experiments.reproduce`", *parts])
+    text = "\n\n".join(["# The testbed's results", "`python -m experiments.reproduce`", _origin(wholes), *parts])
     (results / "tables.md").write_text(text + "\n")
     print(text)
     if "mixtures" in found:
@@ -60,16 +59,41 @@ def write(results: Path) -> dict[str, float]:
     return keys
 
 
-def read(results: Path) -> Found:
-    """By stage, in the order of the seeds."""
+def read(results: Path) -> dict[str, list[dict[str, Any]]]:
+    """The jobs' files by stage, in the order of the seeds.
+
+    Raises:
+      UserError: the folder has no results, or a stage has some of different plans.
+    """
     paths = sorted((results / "raw").glob("*_*.json"))
     if not paths:
         raise UserError(f"reproduce: got no results in {results / 'raw'}, expected some: run it without --summary")
-    found: Found = {}
+    found: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(paths, key=lambda p: int(p.stem.rpartition("_")[2])):
         whole = json.loads(path.read_text())
-        found.setdefault(whole["stage"], []).append(whole["found"])
+        found.setdefault(whole["stage"], []).append(whole)
+    for stage, own in found.items():
+        if not all(jobs.alike(stage, own[0]["plan"], other["plan"]) for other in own):
+            seeds = ", ".join(str(whole["seed"]) for whole in own)
+            raise UserError(
+                f"reproduce: got {stage} of the seeds {seeds} by different plans in {results / 'raw'}, expected one "
+                "plan: delete the files of the others"
+            )
     return found
+
+
+def _origin(wholes: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """Of each stage its seeds, the commits that they are of, and the minutes that they took."""
+    lines = []
+    for stage, own in wholes.items():
+        commits = sorted({str(whole["machine"].get("commit")) for whole in own})
+        told = (
+            ", ".join(str(whole["seed"]) for whole in own),
+            ", ".join(commits),
+            sum(whole["minutes"] for whole in own),
+        )
+        lines.append("- {}: seeds {}; commit {}; {:.0f} minutes of a core".format(stage, *told))
+    return "\n".join(lines)
 
 
 def points(difference: Difference) -> str:

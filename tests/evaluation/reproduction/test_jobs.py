@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from molora_jax.config import UserError
-from molora_jax.evaluation.reproduction import jobs
+from molora_jax.evaluation.reproduction import jobs, summary
 from molora_jax.evaluation.reproduction.plan import QUICK, Plan
 
 # A stand-in for the command of a job: it notes its job, and fails for the one that it is told to.
@@ -22,7 +22,7 @@ if stage + seed == bad:
     sys.exit("broken")
 path = pathlib.Path(results) / "runs" / "raw" / f"{stage}_{seed}.json"
 path.parent.mkdir(exist_ok=True)
-path.write_text(json.dumps(dict(plan=json.loads(plan))))
+path.write_text(json.dumps(dict(plan=json.loads(plan), stage=stage, seed=int(seed))))
 """
 PLAN = dataclasses.replace(QUICK, seeds=(3, 5))
 
@@ -63,6 +63,21 @@ def test_only_what_uses_the_change_is_done_anew(tmp_path):
     assert _order(tmp_path)[before:] == ["gates 3"]
     _run(tmp_path, dataclasses.replace(PLAN, composed=PLAN.composed + 1, seeds=(5,)))
     assert _order(tmp_path)[before + 1 :] == ["mixtures 5"]
+
+
+def test_a_stage_without_what_it_needs_is_refused(tmp_path):
+    with pytest.raises(UserError, match="got no experts of seed 3 in .*runs, which mixtures needs"):
+        _run(tmp_path, stages=("mixtures",))
+
+
+def test_results_of_different_plans_are_not_put_together(tmp_path):
+    _run(tmp_path, stages=("gates",))
+    assert [whole["plan"]["gated"] for whole in summary.read(tmp_path)["gates"]] == [PLAN.gated] * 2
+    _run(tmp_path, dataclasses.replace(PLAN, joint=PLAN.joint + 1, gated=PLAN.gated + 1, seeds=(5,)), stages=("gates",))
+    with pytest.raises(UserError, match="got gates of the seeds 3, 5 by different plans"):
+        summary.read(tmp_path)
+    with pytest.raises(UserError, match="got no results"):
+        summary.read(tmp_path / "elsewhere")
 
 
 def test_a_failure_stops_the_rest_and_is_told_where_to_look(tmp_path):
