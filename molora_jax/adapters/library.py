@@ -2,7 +2,7 @@
 
 import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import jax
 import numpy as np
@@ -49,6 +49,7 @@ class Library:
         self._resident: collections.OrderedDict[int, _Expert | None] = collections.OrderedDict.fromkeys(
             range(spec.slots)
         )  # by slot, the longest unused first
+        self._pinned: set[_Expert] = set()
         self.bytes = size(spec, params)
 
     @classmethod
@@ -127,8 +128,23 @@ class Library:
                 raise UserError(
                     f"bank: got {len(names)} experts for a router, expected at most {len(found)} more slots"
                 )
+            self._pinned.add(self._get(name))
             found.append(slot)
         return tuple(found)
+
+    def check(self, names: Iterable[str]) -> None:
+        """Whether some experts can ever be in the bank together.
+
+        Raises:
+          UserError: an unknown name, or more of them than there are slots that nothing holds for good.
+        """
+        swapped = [name for name in names if self._get(name) not in self._pinned]
+        if len(swapped) > (free := self.spec.slots - len(self._pinned)):
+            asked, held = ", ".join(map(repr, sorted(swapped))), len(self._pinned)
+            raise UserError(
+                f"adapter: got {asked} for one request, expected at most {free} experts beside the {held} that a rule "
+                "or a router holds: give the bank more slots"
+            )
 
     def _put(self, slot: int, expert: _Expert) -> None:
         old = self._resident[slot]

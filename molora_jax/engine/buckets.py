@@ -2,8 +2,6 @@
 
 import dataclasses
 
-from molora_jax.config import UserError
-
 SHORT = 128
 """Tokens up to which a program's time hardly depends on them."""
 
@@ -53,10 +51,3 @@ def pick(buckets: tuple[Bucket, ...], rows: int, tokens: int) -> Bucket:
         if bucket.rows >= rows and bucket.tokens >= tokens:
             return bucket
     return buckets[-1]
-
-
-def check(max_rows: int, max_tokens: int) -> None:
-    """Raises `UserError` on sizes that no bucket can have."""
-    for name, value in (("batch_size", max_rows), ("prefill_chunk", max_tokens)):
-        if value < 1:
-            raise UserError(f"{name}: got {value}, expected at least 1")

@@ -18,7 +18,7 @@ from molora_jax.engine import buckets as bucketing
 from molora_jax.engine.buckets import Bucket
 from molora_jax.engine.experts import Assignment, Experts
 from molora_jax.engine.extend import Report, advance
-from molora_jax.engine.request import EngineConfig, Event, Request, Usage, check, entry, gather
+from molora_jax.engine.request import EngineConfig, Event, Request, Usage, check, check_sizes, entry, run_all
 from molora_jax.engine.slots import Lease, Slots, pages_for
 from molora_jax.engine.table import Entry, enter, new_memory, new_table, stop
 from molora_jax.typing import Params
@@ -50,7 +50,9 @@ class Engine:
         config: EngineConfig = EngineConfig(),
         experts: Experts | None = None,
     ):
-        bucketing.check(config.max_rows, config.prefill_chunk)
+        check_sizes(config)
+        if config.pages is not None and len(config.pages) != len(cfg.kinds):
+            raise UserError(f"pages: got {len(config.pages)}, expected {len(cfg.kinds)}, one for each kind of layer")
         self.cfg, self.params, self.config, self.experts = cfg, params, config, experts
         chunk = min(config.prefill_chunk, config.max_length)
         self.decode = bucketing.decode_buckets(config.max_rows, config.block)
@@ -133,7 +135,7 @@ class Engine:
 
     def run(self, requests: Sequence[Request]) -> list[Event]:
         """Runs `requests` to their ends: one event each, in their order."""
-        return gather(self.step, [self.submit(request) for request in requests])
+        return run_all(self, requests)
 
     def forget(self) -> None:
         """Forgets the prefixes that it kept for sharing: what follows is as of a new engine, bit for bit.

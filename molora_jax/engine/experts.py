@@ -99,9 +99,8 @@ class Experts:
         return sum(len(leaves) for block, leaves in sites.items() if block not in APART) if per_site else 1
 
     def check(self, adapter: str | None, route: Sequence[str | None] | None) -> None:
-        """Raises `UserError` for names that are not in the library."""
-        for name in {adapter, *(route or ())} - {None}:
-            self.library.digest(name)
+        """Raises `UserError` for names that are not in the library, or for more experts than it can hold at once."""
+        self.library.check(set([adapter] if route is None else route) - {None})
 
     def assign(
         self, prompt: Sequence[int], length: int, adapter: str | None, route: Sequence[str | None] | None

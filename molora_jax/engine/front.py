@@ -9,12 +9,11 @@ import jax
 import numpy as np
 
 from molora_jax.config import UserError
-from molora_jax.engine import buckets as bucketing
 from molora_jax.engine.blueprint import Blueprint
 from molora_jax.engine.fused import Counts, ModelUsage, eager
 from molora_jax.engine.journey import Journey
 from molora_jax.engine.lodging import Guest
-from molora_jax.engine.request import EngineConfig, Event, Request, check, entry, gather
+from molora_jax.engine.request import EngineConfig, Event, Request, check, check_sizes, entry, run_all
 from molora_jax.engine.table import Entry
 from molora_jax.routing.program import Program, knob_values
 from molora_jax.routing.program import check as check_program
@@ -42,7 +41,7 @@ class Front:
         """
         self.blueprint, self.fleet, self.config = blueprint, blueprint.fleet, blueprint.config
         self.program = self.fleet.program
-        bucketing.check(self.config.max_rows, self.config.prefill_chunk)
+        check_sizes(self.config)
         _check(self.program, self.config, len(self.fleet.cfgs))
         self.plan = blueprint.plan()
         self.schedule = eager(self.plan)
@@ -51,7 +50,7 @@ class Front:
         self._waiting: collections.deque[tuple[int, Request]] = collections.deque()
         self._running: dict[int, Running] = {}
         self._ids = itertools.count()
-        self.counts = jax.device_get(Counts.zero(self.plan))
+        self.counts = jax.tree.map(lambda count: np.asarray(count, np.int64), Counts.zero(self.plan))
         self.looks, self.seconds = 0, 0.0
 
     @property
@@ -107,7 +106,7 @@ class Front:
 
     def run(self, requests: Sequence[Request]) -> list[Event]:
         """Runs `requests` to their ends: one event each, in their order."""
-        return gather(self.step, [self.submit(request) for request in requests])
+        return run_all(self, requests)
 
     def _place(self, running: Running, entry: Entry) -> None:
         """Puts an admitted request into its slot."""

@@ -1,7 +1,8 @@
 """What callers ask of an engine, and what they get back."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -130,6 +131,13 @@ class EngineConfig:
     trace: bool = False
 
 
+def check_sizes(config: EngineConfig) -> None:
+    """Raises `UserError` on sizes that cannot be."""
+    for name in ("max_rows", "max_length", "page_size", "prefill_chunk", "block"):
+        if (value := getattr(config, name)) < 1:
+            raise UserError(f"{dict(max_rows='batch_size').get(name, name)}: got {value}, expected at least 1")
+
+
 def check(cfg: ModelConfig, config: EngineConfig, request: Request) -> None:
     """Raises `UserError` for a request that cannot run."""
     prompt, most = request.prompt, config.max_length
@@ -191,17 +199,37 @@ def entry(
     )
 
 
-def gather(step: Callable[[], list[Event]], numbers: Sequence[int]) -> list[Event]:
-    """Steps an engine until the requests `numbers` have ended: one event each, with all that they were given."""
-    parts: dict[int, list[Event]] = {number: [] for number in numbers}
-    running = set(numbers)
-    while running:
-        for event in step():
-            if event.request in parts:
-                parts[event.request].append(event)
-            if event.finished:
-                running.discard(event.request)
-    return [_joined(parts[number]) for number in numbers]
+class Runs(Protocol):
+    """Any engine."""
+
+    def submit(self, request: Request) -> int: ...
+
+    def step(self) -> list[Event]: ...
+
+    def abort(self, number: int) -> None: ...
+
+
+def run_all(engine: Runs, requests: Sequence[Request]) -> list[Event]:
+    """Runs requests to their ends: one event each, in their order, with all that they were given.
+
+    None is left behind if one is refused, or if the call is interrupted.
+    """
+    parts: dict[int, list[Event]] = {}
+    try:
+        for request in requests:
+            parts[engine.submit(request)] = []
+        running = set(parts)
+        while running:
+            for event in engine.step():
+                if event.request in parts:
+                    parts[event.request].append(event)
+                if event.finished:
+                    running.discard(event.request)
+    except BaseException:
+        for number in parts:
+            engine.abort(number)
+        raise
+    return [_joined(own) for own in parts.values()]
 
 
 def _joined(parts: Sequence[Event]) -> Event:

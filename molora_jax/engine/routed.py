@@ -20,14 +20,15 @@ from molora_jax.engine.request import EngineConfig, Event, Request
 from molora_jax.engine.run import Fleet, Weights
 from molora_jax.engine.table import Entry, RequestTable, enter, settle, stop
 from molora_jax.engine.timing import Load, Times
-from molora_jax.routing.program import Program
+from molora_jax.routing.program import Program, undeclared
 from molora_jax.typing import Array, Bool, Int, Params
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _News:
-    """What the host learns from one look: of every slot, final tokens not told yet, W at most, and its next run."""
+    """What the host learns from one look: of every slot, final tokens not told yet, W at most, and its next run, `NONE`
+    if the program did not say that it would ask for it."""
 
     columns: dict[str, Array]
     final: Int[Array, "S"]
@@ -135,16 +136,26 @@ class RoutedEngine(Front):
         if not self._running:
             return []
         news = self._run(self.block, leave=bool(self._waiting))
+        self._check_runs(news)
         events = [self._told(running, news) for running in list(self._running.values())]
         self._rehouse(news)
         if self._tune_every and self.looks % self._tune_every == 0:
             self.tune(max(len(self._running), 1))
         return [event for event in events if event]
 
+    def _check_runs(self, news: _News) -> None:
+        for running in list(self._running.values()):
+            if news.active[running.guest.slot] and news.awaits[running.guest.slot] == fused.NONE:
+                self.abort(running.id)
+                raise UserError(undeclared(self.program))
+
     def _lodge(self, guest: Guest, journey: Journey) -> bool:
         """The models that run first need pages, if anybody else runs; other models' come in time."""
         turn = jax.device_get(journey.turn)
-        first = self.fleet.readers(next(run for run in self.plan.runs if at(turn, run)))
+        begins = next((run for run in self.plan.runs if at(turn, run)), None)
+        if begins is None:
+            raise UserError(undeclared(self.program))
+        first = self.fleet.readers(begins)
         if not all(self.lodging.lodge(guest, model) for model in first) and self._running:
             return False
         for model in range(len(self._memories)):
@@ -240,5 +251,6 @@ def _look(plan: Plan, weights, schedule, memories, table: RequestTable, told: In
     columns |= dict(adapters=table.experts, entropy=table.journey.entropy)
     columns = {name: column[cells] for name, column in columns.items() if column is not None}
     turn = table.journey.turn
-    awaits = jnp.argmax(jnp.stack([at(turn, run) for run in plan.runs]), axis=0)
+    reaches = jnp.stack([at(turn, run) for run in plan.runs])
+    awaits = jnp.where(jnp.any(reaches, axis=0), jnp.argmax(reaches, axis=0), fused.NONE)
     return memories, table, _News(columns, table.length - turn.hold, table.active, awaits, counts)

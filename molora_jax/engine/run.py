@@ -83,7 +83,7 @@ class _Seen:
 def starts(fleet: Fleet, run: Run, model: int, table: RequestTable, slot: Int[Array, "B"]) -> Int[Array, "B"]:
     """Where a run begins to read: what its model has not read, at least the last token, and the draft it judges."""
     looks = has_window(fleet.program, run.mode)
-    back = table.journey.turn.hold[slot] if looks else 0
+    back = jnp.minimum(table.journey.turn.hold[slot], fleet.program.draft) if looks else 0
     before = 0 if fleet.tail(run) and not looks else 1  # a tail alone has logits enough
     return jnp.maximum(jnp.minimum(table.anchor[slot, model], table.length[slot] - before - back), 0)
 

@@ -45,6 +45,7 @@ class SeparateEngine(Front):
         """
         self._workers, self._failure = None, None
         self._ready: set[int] = set()
+        self._heard: list[Event] = []  # while nobody asked
         self._measured: dict[int, Times] = {}
         super().__init__(blueprint, params)
         self._lately = self.counts  # each time the thresholds are chosen anew, the past counts half
@@ -82,7 +83,7 @@ class SeparateEngine(Front):
         self._depart(0, 1, {})
         for i in progress(range(len(self.fleet.cfgs)), total=len(self.fleet.cfgs)):
             while len(self._ready) <= i:
-                self._hear()
+                self._heard += self._hear()
 
     def time(self, context: int = 128, repeats: int = 5) -> Times:
         """Measures all choices in contexts of `context` tokens, for the schedule; before any request.
@@ -125,9 +126,11 @@ class SeparateEngine(Front):
         """
         self._check_alive()
         self._admit()
-        return self._hear() if self._running else []
+        events, self._heard = self._heard, []
+        return events + (self._hear() if self._running else [])
 
     def _hear(self) -> list[Event]:
+        self._check_alive()
         events = []
         for message in taken(self._workers.inbox, POLL):
             if message.kind == Kind.NEWS:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 import jax
 import numpy as np
 
+from molora_jax.config import UserError
 from molora_jax.engine import fused, policy, timing
 from molora_jax.engine import look as programs
 from molora_jax.engine.blueprint import Blueprint, Model
@@ -23,6 +24,7 @@ from molora_jax.engine.messages import FRONT, Entrance, Kind, Message, News
 from molora_jax.engine.run import Weights
 from molora_jax.engine.table import without_drafts
 from molora_jax.engine.timing import Load, Times
+from molora_jax.routing.program import undeclared
 from molora_jax.typing import Bool, Float, Int, Params
 
 NOBODY = -1
@@ -275,6 +277,10 @@ class Subserver:
 
     def _posts(self, mine: Int[np.ndarray, "k"], seen: Seen, seconds: float) -> Iterator[Post]:
         at = jax.tree.map(lambda leaf: leaf[mine], seen.standing)
+        program = self.blueprint.fleet.program
+        asked = np.any([(at.turn.model == run.model) & (at.turn.mode == run.mode) for run in program.runs], axis=0)
+        if np.any(at.active & ~asked):
+            raise UserError(undeclared(program))
         models, to, over = len(self.blueprint.fleet.cfgs), at.turn.model, ~at.active
         goes = ~over & (to != self.index)
         final, told, known = at.length - at.turn.hold, self._told[mine], seen.known[mine]

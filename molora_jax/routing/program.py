@@ -259,6 +259,12 @@ def check(program: Program) -> None:
         raise UserError(f"{name}.patterns: got an empty pattern, expected at least one token in each")
 
 
+def undeclared(program: Program) -> str:
+    """The line for a decision that asks for a run that the program does not declare: nothing is compiled for it."""
+    runs = ", ".join(f"{run.mode.name} by model {run.model}" for run in program.runs)
+    return f"{type(program).__name__}: got a decision for another run, expected one of those it declares: {runs}"
+
+
 def knob_values(program: Program, given: Mapping[str, float]) -> dict[str, Float[Array, ""]]:
     """The knobs of one request: the program's defaults, overridden by `given`.
 

@@ -1,5 +1,6 @@
 """The models that requests are routed between, from what a user types: by name, or one with layers left out."""
 
+import itertools
 import re
 from collections.abc import Sequence
 
@@ -42,7 +43,10 @@ def cuts(text: str) -> list[tuple[int, int]]:
     parts = [re.fullmatch(r"(\d+)(?:-(\d+))?", part) for part in text.split("+")]
     if not all(parts):
         raise UserError(f"drop_layers: got {text!r}, expected FIRST-LAST, as 12-17, or several with + between them")
-    return sorted((int(part[1]), int(part[2] or part[1])) for part in parts)
+    found = sorted((int(part[1]), int(part[2] or part[1])) for part in parts)
+    if any(following[0] <= before[1] for before, following in itertools.pairwise(found)):
+        raise UserError(f"drop_layers: got {text!r}, expected runs of layers without one in common")
+    return found
 
 
 def _shallow(full: Model, left_out: list[tuple[int, int]]) -> Model:

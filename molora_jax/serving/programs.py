@@ -256,6 +256,8 @@ def _adapters(by: str, site: _Site) -> Routing:
         order = np.argsort(list(slots.values()))  # output e is of the e-th expert, row s of slot s
         return Routing(TokenAdapters(by), {name: leaf[order] for name, leaf in head["output"].items()})
     table = np.full(site.vocab, NO_ADAPTER if by == "table" else KEEP, np.int32)
+    if rule and max(rule) >= site.vocab:
+        raise UserError(f"rule: got token id {max(rule)}, expected one below {site.vocab}, which all models have")
     for token, name in rule.items():
         table[token] = NO_ADAPTER if name is None else slots[name]
     return Routing(TokenAdapters(by), dict(table=table))

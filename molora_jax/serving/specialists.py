@@ -90,6 +90,8 @@ def read_rule(model: Model, items: Sequence[str], names: Sequence[str]) -> dict[
         low, dash, high = where.partition("-")
         if dash and low.isdigit() and high.isdigit():
             ids = range(int(low), int(high) + 1)
+            if not ids or ids[-1] >= model.cfg.vocab:
+                raise UserError(f"rule: got {where}, expected ids in ascending order, from 0 to {model.cfg.vocab - 1}")
         else:
             ids = model.tokenizer.encode(where, special=False)
             if len(ids) != 1:

@@ -67,7 +67,11 @@ class TextEngine:
 
     def step(self) -> list[Piece]:
         """Runs the engine once."""
-        return [self._piece(event) for event in self.engine.step()]
+        pieces = []
+        for event in self.engine.step():
+            if event.request in self._streams:  # an end at a stop string does not recall what the same step told
+                pieces.append(self._piece(event))
+        return pieces
 
     def _piece(self, event: Event) -> Piece:
         stream, finished = self._streams[event.request], event.finished

@@ -104,6 +104,24 @@ def test_experts_for_good_must_all_fit():
         library().slots(NAMES[:3])
 
 
+def test_experts_that_can_never_be_there_together_are_refused():
+    lib = library(slots=2)
+    lib.check(NAMES[:2])
+    with pytest.raises(UserError, match="got 'a.b/ c', 'lora', 'weight' for one request, expected at most 2 experts"):
+        lib.check(NAMES[:3])
+    lib.slots(("weight",))
+    lib.check(("weight", "lora"))
+    with pytest.raises(UserError, match="expected at most 1 experts beside the 1 that a rule or a router holds"):
+        lib.check(("lora", ""))
+    lib.slots(("lora",))
+    lib.check(("lora", "weight"))
+    lib.add(expert("lora", seed=9))  # the version that is held for good is another one now
+    with pytest.raises(UserError, match="got 'lora' for one request, expected at most 0"):
+        lib.check(("lora",))
+    with pytest.raises(UserError, match="got 'nobody'"):
+        lib.check(("nobody",))
+
+
 def test_a_bank_has_slots():
     with pytest.raises(UserError, match="got 0 slots"):
         BankSpec(slots=0, ranks={})

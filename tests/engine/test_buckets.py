@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from molora_jax.config import UserError
 from molora_jax.engine import buckets
 
 rows = st.integers(1, 300)
@@ -45,9 +44,3 @@ def test_prefill_buckets_cover_and_waste_little_of_long_prompts(most, chunk, dat
 )
 def test_powers(limit, want):
     assert buckets.powers(limit) == want
-
-
-@pytest.mark.parametrize(("sizes", "line"), [((0, 8), "batch_size: got 0"), ((8, -1), "prefill_chunk: got -1")])
-def test_impossible_sizes_are_refused_in_one_line(sizes, line):
-    with pytest.raises(UserError, match=line):
-        buckets.check(*sizes)

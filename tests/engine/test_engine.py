@@ -234,6 +234,24 @@ def test_counted_does_count():
     assert count.programs == 1
 
 
+def test_a_refused_or_interrupted_batch_leaves_nothing_behind(engine, monkeypatch):
+    good, bad = Request(prompt=[1, 2], max_new_tokens=5), Request(prompt=[1] * 60, max_new_tokens=5)
+    with pytest.raises(UserError, match="got 60 tokens"):
+        engine.run([good, bad])
+    assert not engine.busy
+    step, steps = engine.step, iter(range(1))
+    monkeypatch.setattr(engine, "step", lambda: step() if next(steps, None) is not None else interrupt())
+    with pytest.raises(KeyboardInterrupt):
+        engine.run([good, good])
+    monkeypatch.undo()
+    assert not engine.busy
+    assert len(engine.run([good])[0].tokens) == 5
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
 def test_requests_are_checked_before_they_queue(engine):
     with pytest.raises(UserError, match="got 60 tokens and 5 to generate"):
         engine.submit(Request(prompt=[1] * 60, max_new_tokens=5))
@@ -241,8 +259,15 @@ def test_requests_are_checked_before_they_queue(engine):
 
 
 @pytest.mark.parametrize(
-    ("fields", "line"), [(dict(max_rows=0), "batch_size"), (dict(prefill_chunk=0), "prefill_chunk")]
+    ("fields", "line"),
+    [
+        (dict(max_rows=0), "batch_size: got 0, expected at least 1"),
+        (dict(prefill_chunk=0), "prefill_chunk: got 0, expected at least 1"),
+        (dict(page_size=0), "page_size: got 0, expected at least 1"),
+        (dict(block=-1), "block: got -1, expected at least 1"),
+        (dict(pages=(9, 9, 9)), "pages: got 3, expected 1, one for each kind of layer"),
+    ],
 )
 def test_impossible_sizes_are_refused_in_one_line(fields, line):
-    with pytest.raises(UserError, match=f"{line}: got 0, expected at least 1"):
+    with pytest.raises(UserError, match=line):
         Engine(CFG, PARAMS, EngineConfig(**fields))

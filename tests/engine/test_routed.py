@@ -12,6 +12,7 @@ from molora_jax.config import UserError
 from molora_jax.engine import fused, tuning
 from molora_jax.engine.request import EngineConfig, Request
 from molora_jax.engine.routed import Model, RoutedEngine
+from molora_jax.routing.program import LARGE, Mode, decide
 from molora_jax.routing.programs.bernoulli import Bernoulli
 from molora_jax.routing.programs.model_ensemble import ModelEnsemble
 from tests import fakes
@@ -47,6 +48,20 @@ def test_more_requests_than_rows_come_back_in_their_order(engine):
     assert alone == [event.tokens for event in events[:4]]
     assert not engine.busy
     assert engine.run([]) == []
+
+
+class Lost(Bernoulli):
+    """Asks for a run that nothing was compiled for, once a model has written."""
+
+    def step(self, params, knobs, state, model, sig):
+        return state, decide(LARGE, mode=Mode.SCORE)
+
+
+def test_a_decision_that_was_not_declared_is_told_in_one_line(models):
+    engine = RoutedEngine(models, Lost(), config=CONFIG)
+    with pytest.raises(UserError, match="Lost: got a decision for another run, expected one of .*DECODE by model 1"):
+        engine.run([request(0, 0.5), request(1, 0.5)])
+    assert not engine.busy
 
 
 def test_nothing_compiles_after_the_warm_up(engine):

@@ -19,6 +19,7 @@ from molora_jax.engine.threads import Threads
 from molora_jax.routing.programs.bernoulli import Bernoulli
 from molora_jax.routing.programs.logit_ensemble import LogitEnsemble
 from molora_jax.routing.programs.model_ensemble import ModelEnsemble
+from tests.engine.test_routed import Lost
 from tests.routing import routed
 
 CONFIG = EngineConfig(max_rows=3, max_length=48, page_size=4, prefill_chunk=20, block=6)
@@ -124,14 +125,21 @@ def test_a_subserver_that_fails_is_told_in_one_line_and_ends_all(engine, build, 
     assert threading.active_count() == before
 
 
+def test_a_decision_that_was_not_declared_is_told_in_one_line(models):
+    match = "ended with .*Lost: got a decision for another run"
+    with in_threads(models, Lost(), config=CONFIG) as engine, pytest.raises(UserError, match=match):
+        engine.run([request(0, 0.5)])
+
+
 def test_a_closed_engine_says_so_and_leaves_no_thread(engine):
     before = threading.active_count()
     with SeparateEngine(engine.blueprint, {}, Threads([Idle, Idle])) as idle:
         idle.warm_up()
         assert threading.active_count() == before + 2
     assert threading.active_count() == before
-    with pytest.raises(UserError, match="closed"):
-        idle.submit(request(0, 0.5))
+    for asked in (lambda: idle.submit(request(0, 0.5)), idle.time, idle.warm_up):
+        with pytest.raises(UserError, match="closed"):
+            asked()
 
 
 def test_an_engine_that_is_forgotten_leaves_no_thread(engine):

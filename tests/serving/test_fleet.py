@@ -46,6 +46,7 @@ BAD = {
     "both": ("M", ["M", "M"], [], "models: got --model and --models, or neither"),
     "layers of several": (None, ["M", "M"], ["0-0"], "models: got --model and --models, or neither"),
     "no range": ("M", [], ["0..1"], "drop_layers: got '0..1', expected FIRST-LAST, as 12-17"),
+    "one layer twice": ("M", [], ["0-1+1-1"], "drop_layers: got '0-1\\+1-1', expected runs of layers without one in"),
     "no such layer": ("M", [], ["1-2"], "drop_layers: got 1-2, expected FIRST-LAST within 0-1"),
 }
 

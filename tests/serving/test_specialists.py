@@ -79,10 +79,11 @@ BAD = {
         dict(route="vocab", rule=["a=1-4", "b=4-6"]),
         "rule: got token id 4 for a and b, expected one expert",
     ),
-    "beyond the vocabulary": (
+    "beyond the vocabulary": (["a=P"], dict(route="vocab", rule=["a=90-99"]), "rule: got 90-99, .* from 0 to 96"),
+    "a range from above": (
         ["a=P"],
-        dict(route="vocab", rule=["a=90-99"]),
-        "rule: got token id 97 for 'a', expected 0 to 96",
+        dict(route="vocab", rule=["a=64-32"]),
+        "rule: got 64-32, expected ids in asc",
     ),
     "no such folder": (["a=/nowhere"], {}, "nowhere"),
 }

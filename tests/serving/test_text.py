@@ -52,6 +52,19 @@ def test_parts_are_the_tokens_shares(tokenizer):
     assert piece.parts[snowman - 1] == ""  # the first bytes of a character show nothing
 
 
+def test_what_one_step_tells_after_the_end_is_not_shown(tokenizer):
+    """Models that run apart may tell of one request twice in a step."""
+    ids = tokenizer.encode("fox", special=False)
+    engine = Recorded([])
+    texts = TextEngine(engine, tokenizer)
+    texts.submit(Request(prompt=(1,)), ("ox",))
+    engine.step = lambda: [Event(7, ids, None, None), Event(7, ids, None, "length")]
+    (piece,) = texts.step()
+    assert piece.text == "f"
+    assert piece.finished == "stop"
+    assert engine.aborted == [7]
+
+
 def test_a_stop_token_shows_nothing(tokenizer):
     ids = [*tokenizer.encode("fox", special=False), tokenizer.eos[0]]
     _, (piece,) = pieces(tokenizer, Event(7, ids, None, "stop"))
