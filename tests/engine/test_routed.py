@@ -12,7 +12,7 @@ from molora_jax.config import UserError
 from molora_jax.engine import fused, tuning
 from molora_jax.engine.request import EngineConfig, Request
 from molora_jax.engine.routed import Model, RoutedEngine
-from molora_jax.routing.program import LARGE, Mode, decide
+from molora_jax.routing.program import LARGE, SMALL, Mode, Program, decide, select
 from molora_jax.routing.programs.bernoulli import Bernoulli
 from molora_jax.routing.programs.model_ensemble import ModelEnsemble
 from tests import fakes
@@ -62,6 +62,35 @@ def test_a_decision_that_was_not_declared_is_told_in_one_line(models):
     with pytest.raises(UserError, match="Lost: got a decision for another run, expected one of .*DECODE by model 1"):
         engine.run([request(0, 0.5), request(1, 0.5)])
     assert not engine.busy
+
+
+class Judged(Program):
+    """Twenty tokens of the small model, held until the large one has looked at the last two of them."""
+
+    models, modes, draft, signals = 2, frozenset({Mode.DECODE, Mode.SCORE}), 2, frozenset({"span_logprobs"})
+
+    def init(self, params, knobs, key):
+        return jnp.int32(0)
+
+    def step(self, params, knobs, state, model, sig):
+        count = state + 1
+        held = select(count < 20, decide(SMALL, hold=count), decide(LARGE, mode=Mode.SCORE, hold=count))
+        return count, select(count <= 20, held, decide(SMALL))
+
+    def read(self, params, knobs, state, logits):
+        return logits[0]
+
+
+def test_more_is_held_than_a_bucket_has_room_for(engine, models):
+    """What a run judges is the end of what is held; the rest it only reads, in as many parts as it takes."""
+    config = dataclasses.replace(CONFIG, max_rows=1, prefill_chunk=4)
+    judged = RoutedEngine(models, Judged(), config=config)
+    assert max(bucket.tokens for _, bucket in judged.plan.choices) < 20
+    asked = Request(prompt=(1, 2, 3), max_new_tokens=30)
+    got = judged.run([asked])[0]
+    assert got.tokens == engine.run([dataclasses.replace(asked, knobs=dict(share=0.0))])[0].tokens
+    assert len(got.tokens) == 30
+    assert judged.counts.runs[[run.mode == Mode.SCORE for run, _ in judged.plan.choices]].sum() >= 2
 
 
 def test_nothing_compiles_after_the_warm_up(engine):
