@@ -18,14 +18,14 @@ each() { # TEMPLATE NAME...: the template for each name in place of @, joined by
 
 experts=$(each "@=$RUNS/@/adapter" "${tasks[@]}")
 for task in "${tasks[@]}"; do
-    [ -d "$RUNS/$task/adapter" ] ||
+    [ -f "$RUNS/$task/adapter/adapter_config.json" ] ||
         "$PYTHON" -m experiments.train --config="configs/benchmarks.py:$task" --config.model="$MODEL" --out="$RUNS/$task"
 done
 [ -f "$RUNS/traces.jsonl" ] ||
     "$PYTHON" -m experiments.distil --model="$MODEL" --experts="$experts" --data="$(each @=@ "${tasks[@]}")" --count=300 \
         --length=512 --max_new_tokens=256 --rows=16 --noreasoning --output="$RUNS/traces.jsonl"
 for kind in "${kinds[@]}"; do
-    [ -d "$RUNS/$kind/router" ] ||
+    [ -f "$RUNS/$kind/router/router.json" ] ||
         "$PYTHON" -m experiments.compose --config="configs/compose_benchmarks.py:$kind" --model="$MODEL" \
             --experts="$experts" --traces="$RUNS/traces.jsonl" --out="$RUNS/$kind"
 done

@@ -10,6 +10,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
+from molora_jax import files
 from molora_jax.adapters.adapter import Adapter, LoRAWeights
 from molora_jax.checkpoints import gate as gates
 from molora_jax.checkpoints import peft_config, peft_export, peft_names, peft_plan, tensors
@@ -146,8 +147,8 @@ def save(folder: Path | str, cfg: ModelConfig, adapter: Adapter) -> None:
     gates.check(adapter)
     folder.mkdir(parents=True, exist_ok=True)
     tensors.write_file(values, folder / WEIGHTS, format="pt")
-    (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True))
     gates.save(folder, cfg, adapter)
+    files.write(folder / CONFIG, json.dumps(config, indent=2, sort_keys=True))  # last: with it the folder is whole
 
 
 def _read_json(folder: Path) -> peft_config.Json:

@@ -12,6 +12,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
+from molora_jax import files
 from molora_jax.adapters.adapter import Adapter
 from molora_jax.adapters.digest import adapter_digest, base_digest
 from molora_jax.adapters.mixtures.arrow import Arrow
@@ -69,9 +70,8 @@ def save(folder: str | Path, router: Any, experts: Sequence[Adapter | None], bas
         experts=[dict(name=_name(e), digest=_digest(e)) for e in experts],
         base=base_digest(base),
     )
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / WEIGHTS).write_bytes(safetensors.numpy.save(tensors))
-    (folder / CONFIG).write_text(json.dumps(config, indent=2))
+    files.write(folder / WEIGHTS, safetensors.numpy.save(tensors))
+    files.write(folder / CONFIG, json.dumps(config, indent=2))  # last: with it the folder is whole
 
 
 def load(folder: str | Path, experts: Sequence[Adapter | None], base: Params) -> Any:
