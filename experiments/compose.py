@@ -33,15 +33,17 @@ _PROGRESS = flags.DEFINE_bool("progress", True, "Draw a bar with the time left."
 
 def main() -> None:
     """Trains as the config says; see the flags."""
+    config = settings.frozen(cli.config(_CONFIG.value, "configs/compose_testbed.py:hard"), ComposeConfig)
     compilation.use_cache(cache_folder() / "xla")
     model = models.load(_MODEL.value)
     experts = specialists.read(model, _EXPERTS.value)
     owner = {e.name: e.name for e in experts} | dict(specialists.pairs("owner", _OWNER.value, "task=expert"))
-    config = settings.frozen(_CONFIG.value, ComposeConfig)
     out = Path(_OUT.value)
-    made_of = dict(experts=[adapter_digest(expert) for expert in experts], base=base_digest(model.params), owner=owner)
-    settings.remember(config, out, **made_of)
     traces = distil.load(_TRACES.value)
+    compose.slots(experts, traces, owner)
+    digests = [adapter_digest(expert) for expert in experts]
+    owned = {task: owner[task] for task in sorted({trace.task for trace in traces})}
+    settings.remember(config, out, experts=digests, base=base_digest(model.params), owner=owned)
     how = dict(progress=_PROGRESS.value)
     if _GROW.value:
         old = composition.load(part(_GROW.value), model, experts[:-1])

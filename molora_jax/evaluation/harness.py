@@ -115,9 +115,10 @@ class HarnessModel(LM):
         return found
 
     def _request(self, context: str, how: dict) -> Request:
-        """What does not fit is taken from the answer's room first, then from the prompt's beginning."""
-        prompt = self.model.tokenizer.encode(context)[1 - self.length :]
-        most = min(int(how.get("max_gen_toks", 256)), self.length - len(prompt))
+        """An answer has at most half of the length where its prompt needs the rest; a prompt is cut at its beginning."""
+        asked, prompt = int(how.get("max_gen_toks", 256)), self.model.tokenizer.encode(context)
+        prompt = prompt[min(asked, self.length // 2) - self.length :]
+        most = min(asked, self.length - len(prompt))
         sampled = how.get("do_sample", False)
         temperature = float(how.get("temperature", 1.0)) if sampled else 0.0
         stops = self.model.tokenizer.eos

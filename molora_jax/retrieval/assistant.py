@@ -39,8 +39,6 @@ def train(
     Raises:
       UserError: no data folder.
     """
-    if data_dir is None:
-        raise UserError("data_dir: got none, expected the folder with `multihop`; or set MOLORA_DATA_DIR")
     inputs = Inputs(Encoder(model.cfg, model.params, model.tokenizer, how, kept), Beside(cache=kept))
     learn = [q for own in comparison.questions(data_dir, "train").values() for q in own[:most]]
     cfg, config = recipe.router(inputs), dataclasses.replace(recipe.TRAINING, seed=seed)
@@ -91,7 +89,7 @@ class Assistant:
             passes, halt, base = int(about["passes"]), Stop(**about["stop"]), about["base"]
         except (KeyError, TypeError) as e:
             raise UserError(
-                f"{folder}: got a router without {e}, expected one that experiments.retrieve wrote"
+                f"{folder}: got a router without {e}, expected one that experiments.retrieve writes: train it anew"
             ) from None
         inputs = Inputs(Encoder(model.cfg, model.params, model.tokenizer, how, kept), Beside(cache=kept))
         if base != base_digest(model.params):

@@ -33,8 +33,14 @@ Values = dict[str, np.ndarray]
 """`recall@k` and `all@k` of every question, means over seeds: [questions]."""
 
 
-def questions(data_dir: str | pathlib.Path, split: str) -> dict[str, list[Question]]:
-    """Questions of the split of each set that lies in `multihop` of the data folder."""
+def questions(data_dir: str | pathlib.Path | None, split: str) -> dict[str, list[Question]]:
+    """Questions of the split of each set that lies in `multihop` of the data folder.
+
+    Raises:
+      UserError: no data folder.
+    """
+    if data_dir is None:
+        raise UserError("data_dir: got none, expected the folder with `multihop`; or set MOLORA_DATA_DIR")
     folder = pathlib.Path(data_dir).expanduser() / "multihop"
     return {name: load(NORMALISED, folder / f"{file}.jsonl", split=split) for name, file in SETS.items()}
 

@@ -51,9 +51,9 @@ CUES = {
 
 ANY_TOKENIZER = (
     *("bernoulli", "citer", "co-llm", "critical-tokens", "deferral-entropy", "deferral-margin", "deferral-max-prob"),
-    *("model-ensemble", "r-stitch", "r2r", "session-cascade", "single"),
+    *("model-ensemble", "r-stitch", "r2r", "single"),
 )
-"""Programs for models of any tokenizers."""
+"""Programs for models of any tokenizers: those that take back no more than one token."""
 
 GRADE = "\n\nHow useful is the last step, from 0 (useless) to 9 (perfect)? The grade is \\boxed{"
 REWARD = "\n\nIs the last step right (+) or wrong (-)? The verdict is \\boxed{"

@@ -50,6 +50,8 @@ def read_prompts(
             raise UserError(f"adapter: got {len(adapters)} for {len(prompts)} prompts, expected one, or one for each")
         names = [None if name == "base" else name for name in adapters] * (len(prompts) if len(adapters) == 1 else 1)
         prompts = [dataclasses.replace(p, adapter=name) for p, name in zip(prompts, names, strict=True)]
+    if system and not chat:
+        raise UserError("system: got a message without a chat, expected --chat with --system")
     if not chat:
         return prompts
     lead = [{"role": "system", "content": system}] if system else []
@@ -59,7 +61,7 @@ def read_prompts(
 
 def _read_file(path: pathlib.Path) -> list[Prompt]:
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = path.read_text("utf-8-sig").split("\n")  # a prompt may hold other ends of lines
     except (OSError, UnicodeDecodeError) as e:
         raise UserError(f"prompts_file: cannot read {path}: {e}") from None
     if path.suffix != ".jsonl":

@@ -72,6 +72,16 @@ def read(model: Model, adapters: Sequence[str]) -> list[Adapter]:
     return found
 
 
+def check_named(prompts: Sequence[Prompt], route: str) -> None:
+    """Raises `UserError` where nothing says which expert answers: the base would, without a word."""
+    if route == "token" and any(prompt.route is None for prompt in prompts):
+        raise UserError("route: got a prompt without `route`, expected one in each with --route=token")
+    if route == "row" and all(prompt.adapter is None and prompt.route is None for prompt in prompts):
+        raise UserError(
+            "adapter: got none for any prompt, expected --adapter=NAME, --adapter=base, or `adapter` in one"
+        )
+
+
 def resident(experts: Experts | None) -> dict[str, int]:
     """The slots of all experts, which are put into the bank for good; nothing without any."""
     if experts is None:

@@ -199,14 +199,15 @@ def split(model: Model, traces: Sequence[Example], config: ComposeConfig) -> tup
     report, train, held = Report(), [], []
     tasks: dict[str, dict[str, list[Document]]] = {}  # by task and question
     for example in traces:
+        own = tasks.setdefault(example.task, {})
         for document in fitting([from_example(model.tokenizer, example)], config.length, report):
-            tasks.setdefault(example.task, {}).setdefault(example.prompt, []).append(document)
+            own.setdefault(example.prompt, []).append(document)
     if report.skipped:
         print(f"compose: {len(report.skipped)} of {len(traces)} traces are longer than the {config.length} of a row")
     for task, questions in sorted(tasks.items()):
         if len(questions) <= config.held_out:
             raise UserError(
-                f"compose: got {len(questions)} traces of {task} of at most {config.length} tokens, expected more than "
+                f"compose: got traces of {len(questions)} questions of {task} in {config.length} tokens, expected more than "
                 f"the {config.held_out} to hold out; draw more, or lower held_out"
             )
         groups = list(questions.values())

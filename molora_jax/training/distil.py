@@ -160,7 +160,9 @@ def load(path: Path | str) -> list[Example]:
     path, found = Path(path), []
     if not path.is_file():
         raise UserError(f"traces: got {path}, expected a file that experiments.distil wrote")
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    for number, line in enumerate(path.read_text("utf-8").split("\n"), 1):  # JSON may hold other ends of lines
+        if not line:
+            continue
         try:
             row = json.loads(line)
             found.append(Example(**row | {"spans": tuple(Span(**span) for span in row.get("spans", ()))}))

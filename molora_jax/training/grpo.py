@@ -96,9 +96,9 @@ class Learner:
 
     def __init__(self, config: RLVRConfig, trainer: Trainer, actor: Actor, prompts: Prompts, like: Adapter, scores):
         self.config, self.trainer, self.actor, self._like = config, trainer, actor, like
-        start = trainer.tree(trainer.init())
+        start = trainer.computed(trainer.init())
         dtype = start["params"]["embed"]["weight"].dtype
-        how = dict(adapter=self.adapter, tree=trainer.tree, start=start, scores=scores, dtype=dtype)
+        how = dict(adapter=self.adapter, tree=trainer.computed, start=start, scores=scores, dtype=dtype)
         self.collector = Collector(drawing(config), actor, prompts, **how)
 
     @classmethod

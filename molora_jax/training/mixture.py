@@ -38,6 +38,8 @@ RULES = {
     "top2": Rule("top_k", k=2),
 }
 """Kinds with one decision a layer."""
+DENSE = ("hard_dense", "gumbel")
+"""Kinds that choose one expert and learn from all."""
 LORAHUB = "lorahub"
 """The kind whose weights are found without gradients (`training.lorahub`)."""
 KINDS = (*RULES, "loramoe", "mixlora", "smear", "mole", "xlora", "soup", "phatgoose", LORAHUB)
@@ -91,7 +93,16 @@ class MixtureConfig:
 def new_mixer(
     cfg: ModelConfig, params: Params, config: MixtureConfig, experts: Sequence[Adapter], *, seed: int = 0
 ) -> Any:
-    """A router of that kind to train, its experts in the first slots of a bank of as many."""
+    """A router of that kind to train, its experts in the first slots of a bank of as many.
+
+    Raises:
+      UserError: a kind that cannot learn over gates of these experts.
+    """
+    if config.kind in DENSE and any(expert.gate is not None and expert.gate.output == "diagonal" for expert in experts):
+        raise UserError(
+            f"mixture: got {config.kind} over experts with diagonal gates, whose dense gradient is not known, "
+            "expected another kind: hard learns from the chosen expert alone"
+        )
     count, depth = len(experts), cfg.layers
     shapes = {site: projection_shape(params, site) for site in BankSpec.holding(experts).ranks}
     widths = {site: d for site, (_, d) in shapes.items()}

@@ -155,7 +155,7 @@ def remember(config: Any, folder: Path, **facts: Any) -> None:
             theirs = json.loads(path.read_text())
         except ValueError:
             raise UserError(f"{path}: got no JSON, expected the settings of a run; train in another folder") from None
-        for name in sorted(set(mine) | set(theirs)):
+        for name in sorted((set(mine) | set(theirs)) - (set(facts) - set(theirs))):  # older runs know of fewer facts
             if name not in config.free and mine.get(name) != theirs.get(name):
                 raise UserError(
                     f"config: got {name}={mine.get(name)}, expected {theirs.get(name)}, as the run in {folder} has; "

@@ -121,6 +121,10 @@ class Trainer:
     def _placed(self, batch: Batch) -> Batch:
         return batch if self.place is None else self.place.batch(batch)
 
+    def computed(self, state: State) -> Any:
+        """The model as a step computes with it: masters in the dtype that it has for them."""
+        return self.partition.join(state.trained, self.frozen)
+
     def tree(self, state: State) -> Any:
         """The model as it is now, with the masters in their full precision."""
         leaves = {**self.frozen, **state.trained}

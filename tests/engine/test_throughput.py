@@ -110,6 +110,8 @@ def test_nobody_waits_where_requests_were_never_seen_to_come_back():
     seen = Routing.counted(np.array([[3, 2], [0, 0]]), np.array([[3, 0], [0, 0]]))
     assert seen.moves[1] == (0, 1)
     assert seen.writes == pytest.approx(0, abs=1e-6)
+    rare = Routing.counted(np.array([[399, 1], [0, 0]]), np.array([[399, 0], [0, 0]]))
+    assert rare.writes == pytest.approx(0, abs=1e-6)
     times = [StepTimes((BucketTime(8, 64, seconds),)) for seconds in (1.0, 10.0)]
     assert tuning.best(seen, times, 5, range(1, 6)) == (1, 1)
     assert tuning.best(seen, times, 5, range(1, 6), shared=False) == (1, 1)

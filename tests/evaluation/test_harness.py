@@ -100,9 +100,10 @@ def test_a_prompt_has_its_room_before_the_answer(world):
     assert asked.max_new_tokens == 40 - len(asked.prompt)
     got = lm.generate_until(_instances("generate_until", [(prompt, dict(until=["->"], max_gen_toks=256))]))
     assert got == [answers(model, System(name="base"), [_Asked(prompt)], length=40)[0].split("->")[0]]
-    long = lm._request(prompt * 20, dict(until=["->"], max_gen_toks=5))
-    assert long.prompt == model.tokenizer.encode(prompt * 20)[-39:]
-    assert long.max_new_tokens == 1
+    for most, room in ((5, 5), (256, 20)):
+        long = lm._request(prompt * 20, dict(until=["->"], max_gen_toks=most))
+        assert long.prompt == model.tokenizer.encode(prompt * 20)[room - 40 :]
+        assert long.max_new_tokens == room
 
 
 def test_what_needs_more_than_a_text_is_refused(world):

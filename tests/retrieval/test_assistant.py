@@ -57,8 +57,8 @@ def test_evidence_from_a_folder(trained, tmp_path):
     everything = assistant.about(str(tmp_path), "Who did Ada Byron meet?", 9)
     assert [(s.title, s.text) for s in everything.segments] == [
         ("Ben", "Ben was born in Oslo."),
-        ("Oslo, the city", "It lies on a fjord."), ("Oslo, the city", "#1 in Norway."),
         ("Ada Byron", "Ada Byron met Ben."), ("Ada Byron", "She lived in London."),
+        ("Oslo, the city", "It lies on a fjord."), ("Oslo, the city", "#1 in Norway."),
     ]  # fmt: skip
     assert len(question.segments) == 2
     picked = helper.pick(everything, top=2)

@@ -12,7 +12,7 @@ from typing import Any
 
 INSTRUCTION = 'Think step by step between <think> and </think>, then give the final answer as {"answer": "..."}.'
 _SPOKEN = re.compile(r"\banswer(?: is|:)[\s*:]*\(?([A-Za-z0-9]+)\b", re.IGNORECASE)
-_NUMBER = re.compile(r"-?\$?\d[\d,]*(?:\.\d+)?")
+_NUMBER = re.compile(r"[\s:*]*(-?\$?\d+(?:,\d{3})*(?:\.\d+)?)(?!\d|\.\d|,\d{3}|\s*[/^*+×]|\s*[-–−]\s*\d)")
 
 
 def worked(reasoning: str, answer: str) -> str:
@@ -69,10 +69,10 @@ def after_hashes(completion: str) -> str | None:
 
 
 def spoken_number(completion: str) -> str | None:
-    """The first number after the last "answer is" or "answer:"."""
+    """The number right after the last "answer is" or "answer:", where nothing goes on from it: no fraction, no sum."""
     parts = re.split(r"\banswer(?: is|:)", completion, flags=re.IGNORECASE)
-    found = _NUMBER.search(parts[-1].split("\n")[0]) if len(parts) > 1 else None
-    return found[0] if found else None
+    found = _NUMBER.match(parts[-1].split("\n")[0]) if len(parts) > 1 else None
+    return found[1] if found else None
 
 
 def mathematical(completion: str) -> str | None:

@@ -11,8 +11,11 @@ def parse(completion: str) -> str | None:
     Of a prompt with several problems all answers are taken, joined by bars. Only the first line counts.
     """
     line = completion.split("\n")[0]
-    answers = [part.split(BAR)[0].strip() for part in line.split(ARROW.strip())[1:]]
-    return joined(answers) if answers and all(answers) else None
+    parts = line.split(ARROW.strip())[1:]
+    if not parts or BAR in parts[-1]:  # it went on after the last answer
+        return None
+    answers = [part.split(BAR)[0].strip() for part in parts]
+    return joined(answers) if all(answers) else None
 
 
 def _reasoned(completion: str) -> bool:

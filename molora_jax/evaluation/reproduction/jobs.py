@@ -104,7 +104,7 @@ def run_all(
         )
     print(f"{count} jobs in {(time.monotonic() - begun) / 60:.1f} minutes", flush=True)
     (results / "raw").mkdir(parents=True, exist_ok=True)
-    for job in itertools.product(stages, plan.seeds):
+    for job in itertools.product(stages, plan.seeds) if runs.resolve() != results.resolve() else ():
         shutil.copy(raw(runs, job), raw(results, job))
 
 
