@@ -41,7 +41,7 @@ def main() -> None:
     model = models.load(_MODEL.value, dtype=_DTYPE.value)
     if _LOGPROBS.value and not _OUTPUT.value:
         raise UserError("logprobs: got no file to write them to, expected --output=FILE with --logprobs")
-    if _ADAPTERS.value and _ROUTE.value in ("row", "token"):
+    if _ADAPTERS.value and not _ADAPTER.value:
         specialists.check_named(asked, _ROUTE.value)
     experts = specialists.load(
         model, _ADAPTERS.value, route=_ROUTE.value, rule=_RULE.value, router=_ROUTER.value, slots=_SLOTS.value

@@ -12,6 +12,7 @@ from molora_jax.checkpoints.model import Model
 from molora_jax.checkpoints.resolve import part
 from molora_jax.config import UserError
 from molora_jax.engine.experts import Experts
+from molora_jax.serving.prompts import Prompt
 
 
 def load(

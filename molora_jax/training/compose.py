@@ -207,8 +207,8 @@ def split(model: Model, traces: Sequence[Example], config: ComposeConfig) -> tup
     for task, questions in sorted(tasks.items()):
         if len(questions) <= config.held_out:
             raise UserError(
-                f"compose: got traces of {len(questions)} questions of {task} in {config.length} tokens, expected more than "
-                f"the {config.held_out} to hold out; draw more, or lower held_out"
+                f"compose: got traces of {len(questions)} questions of {task} in {config.length} tokens, expected more "
+                f"than the {config.held_out} to hold out; draw more, or lower held_out"
             )
         groups = list(questions.values())
         order = np.random.default_rng(0).permutation(len(groups))

@@ -105,6 +105,7 @@ def test_spans_cover_the_text_and_name_the_domains():
         ("7+1=8", None),
         ("7+1=8 ->", None),
         ("->8 -> ", None),
+        ("7+1=8 ->8 |99 rev: x y", None),
         ("", None),
     ],
 )
