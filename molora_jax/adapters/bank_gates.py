@@ -29,7 +29,7 @@ READS = {
     "mlp.up_proj": "mlp",
     "mlp.down_proj": "mlp.down_proj",
 }
-"""The input that each projection reads: a block's, shared by several, or its own."""
+"""The input that each projection reads: a block's, shared by several, or its own; in the order in which they run."""
 
 
 @jax.tree_util.register_static
@@ -56,6 +56,13 @@ class GateSpec:
                 f"bank: got gates that group {', '.join(twice)} with other sites or in another order in different "
                 "experts, expected one group for each site: make a bank for each kind"
             )
+        inputs = list(dict.fromkeys(READS.values()))
+        for group in self.groups:
+            if early := [site for site in group if inputs.index(READS[site]) < inputs.index(READS[group[0]])]:
+                raise UserError(
+                    f"bank: got gates of {early[0]} that read the input of {group[0]}, which comes later, expected the "
+                    "first site of a group to run first"
+                )
 
     @property
     def stacks(self) -> dict[str, tuple[tuple[str, ...], ...]]:
@@ -205,6 +212,10 @@ def scaled(choice: Choice, lam: Float[Array, "N E *R"], rank: int) -> Choice:
     Weights beside ids are for the gradient alone, of Σ_e w_e λ_e Δ_e; what applies them knows the λ of the chosen one.
     Of diagonal gates it cannot know the others', and gives no such gradient (`training.mixture` refuses to train it).
     """
+    if choice.factored:
+        raise UserError(
+            "route: got a mixture of factors over gated experts, expected one of products: as soft, or hard"
+        )
     if choice.ids is None:
         if lam.ndim == 3:
             raise UserError("route: got weights for experts with diagonal gates, expected ids, or scalar gates")

@@ -78,7 +78,7 @@ def fresh(
 def _groups(sites: Sequence[str], share: str) -> list[list[str]]:
     key = {"matrix": lambda site: site, "input": READS.get, "layer": lambda site: "layer"}[share]
     found: dict[str, list[str]] = {}
-    for site in sites:
+    for site in sorted(sites, key=tuple(READS).index):  # the first one's input is what a group reads
         found.setdefault(key(site), []).append(site)
     return list(found.values())
 

@@ -154,12 +154,18 @@ def _gemma3(config: families.Json, meta: dict[str, Any]) -> families.Json:
 
 def _rope_scaling(config: families.Json, meta: dict[str, Any], stored) -> families.Json | None:
     arch = meta["general.architecture"]
-    kind = meta.get(f"{arch}.rope.scaling.type", "none")
     if _ROPE_FACTORS in stored:
         return _llama3(config, _values(stored[_ROPE_FACTORS]))
+    # files older than the type have a factor alone, or one by its first name, and mean linear scaling
+    factor = meta.get(f"{arch}.rope.scaling.factor") or meta.get(f"{arch}.rope.scale_linear")
+    kind = meta.get(f"{arch}.rope.scaling.type", "linear" if factor not in (None, 1) else "none")
     if kind == "none":
         return None
-    return {"rope_type": kind, "factor": _shortest(meta[f"{arch}.rope.scaling.factor"])}
+    if factor is None:
+        raise UserError(
+            f"gguf: got rope.scaling.type {kind!r} without a factor, expected rope.scaling.factor beside it"
+        )
+    return {"rope_type": kind, "factor": _shortest(factor)}
 
 
 def _llama3(config: families.Json, divisors: np.ndarray) -> families.Json | None:

@@ -31,6 +31,7 @@ _LLAMA3 = (
 )
 _SPLITS = {"llama-bpe": _LLAMA3, "llama3": _LLAMA3, "llama-v3": _LLAMA3, "qwen2": _LLAMA3.replace("{1,3}", "")}
 _GPT2 = ("gpt-2", "default")
+_TURN_ENDS = ("<end_of_turn>", "<|eot_id|>", "<|eom_id|>", "<|im_end|>")
 _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 
 
@@ -91,6 +92,9 @@ def configs(meta: Metadata) -> tuple[dict, dict]:
     if template := meta.get("tokenizer.chat_template"):
         tokenizer["chat_template"] = template
     ends = [ids["eos"], *(meta.get(f"tokenizer.ggml.{key}_token_id") for key in ("eot", "eom"))]
+    kinds = meta.get("tokenizer.ggml.token_type") or ()
+    controls = (i for i, kind in enumerate(kinds) if kind == Kind.CONTROL)
+    ends += [i for i in controls if tokens[i] in _TURN_ENDS]  # many files name the end of a text alone
     ends = list(dict.fromkeys(i for i in ends if i is not None))
     generation = {"eos_token_id": ends[0] if len(ends) == 1 else ends} if ends else {}
     generation |= {f"{role}_token_id": ids[role] for role in ("bos", "pad") if ids[role] is not None}
@@ -99,9 +103,7 @@ def configs(meta: Metadata) -> tuple[dict, dict]:
 
 def _adds(meta: Metadata, role: str) -> bool:
     """Whether every text gets the token; files older than the flag mean what llama.cpp does for their vocabulary."""
-    default = role == "bos" and (
-        meta["tokenizer.ggml.model"] == "llama" or _SPLITS.get(meta.get("tokenizer.ggml.pre")) == _LLAMA3
-    )
+    default = role == "bos" and (meta["tokenizer.ggml.model"] == "llama" or _SPLITS.get(_pre(meta)) == _LLAMA3)
     return bool(meta.get(f"tokenizer.ggml.add_{role}_token", default))
 
 
@@ -118,9 +120,18 @@ def _add_affixes(tokenizer: Tokenizer, meta: Metadata) -> None:
     )
 
 
+def _pre(meta: Metadata) -> str:
+    """How text is cut before the merges; files older than the key are known by what else they hold."""
+    if pre := meta.get("tokenizer.ggml.pre"):
+        return pre
+    if str(meta.get("general.architecture")).startswith("qwen"):
+        return "qwen2"
+    return "llama-bpe" if "<|begin_of_text|>" in meta["tokenizer.ggml.tokens"] else "default"
+
+
 def _byte_level(meta: Metadata, tokens: list[str]) -> Tokenizer:
     """BPE over bytes written as 256 printable characters (Radford et al. 2019, §2.2)."""
-    pre = meta.get("tokenizer.ggml.pre", "default")
+    pre = _pre(meta)
     merges = [tuple(merge.partition(" ")[::2]) for merge in meta.get("tokenizer.ggml.merges", ())]
     # Vocabularies of Llama 3 hold words that no chain of merges reaches, and take a whole word first.
     whole = _SPLITS.get(pre) == _LLAMA3

@@ -15,7 +15,7 @@ import safetensors
 from molora_jax.checkpoints import gguf
 from molora_jax.config import UserError
 
-_CONVERTED = "gguf-1"
+_CONVERTED = "gguf-2"
 """Where converted files lie in the cache; the number goes up when `gguf.convert` writes something else."""
 TESTBED = Path(__file__).parents[1] / "data" / "testbed" / "models"
 """The bases that this package carries, a folder each."""

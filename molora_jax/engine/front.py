@@ -11,7 +11,7 @@ import numpy as np
 from molora_jax.config import UserError
 from molora_jax.engine.blueprint import Blueprint
 from molora_jax.engine.fused import Counts, ModelUsage, eager
-from molora_jax.engine.journey import Journey
+from molora_jax.engine.journey import Journey, at
 from molora_jax.engine.lodging import Guest
 from molora_jax.engine.request import EngineConfig, Event, Request, check, check_sizes, entry, run_all
 from molora_jax.engine.table import Entry

@@ -115,7 +115,7 @@ class HarnessModel(LM):
         return found
 
     def _request(self, context: str, how: dict) -> Request:
-        """An answer has at most half of the length where its prompt needs the rest; a prompt is cut at its beginning."""
+        """An answer has half of the length at most where its prompt needs the rest; a prompt is cut in front."""
         asked, prompt = int(how.get("max_gen_toks", 256)), self.model.tokenizer.encode(context)
         prompt = prompt[min(asked, self.length // 2) - self.length :]
         most = min(asked, self.length - len(prompt))

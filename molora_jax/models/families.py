@@ -110,6 +110,8 @@ def from_hf(hf: Json) -> ModelConfig:
 
 
 def _from_hf(family: str, hf: Json) -> ModelConfig:
+    if hf.get("is_causal") is False or hf.get("use_bidirectional_attention"):
+        raise UserError("config: got a model that reads in both directions, expected one that reads from the left")
     act = hf.get("hidden_activation") or hf["hidden_act"]
     if act not in ACTIVATIONS:
         raise UserError(f"config: got activation {act!r}, expected one of {', '.join(ACTIVATIONS)}")

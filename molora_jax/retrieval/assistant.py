@@ -39,8 +39,8 @@ def train(
     Raises:
       UserError: no data folder.
     """
-    inputs = Inputs(Encoder(model.cfg, model.params, model.tokenizer, how, kept), Beside(cache=kept))
     learn = [q for own in comparison.questions(data_dir, "train").values() for q in own[:most]]
+    inputs = Inputs(Encoder(model.cfg, model.params, model.tokenizer, how, kept), Beside(cache=kept))
     cfg, config = recipe.router(inputs), dataclasses.replace(recipe.TRAINING, seed=seed)
     found = training.train(cfg, inputs.slates(learn), config)
     held = training.chains(cfg, found.params, found.held, passes=config.passes)

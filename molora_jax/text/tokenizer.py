@@ -179,8 +179,9 @@ def _register(backend: tokenizers.Tokenizer, files: _Files, folder: pathlib.Path
     """Adds the tokens that only the files beside `tokenizer.json` know, and marks the special ones as such."""
     declared = {int(i): {"content": text} for text, i in files.added_tokens.items()}
     declared |= {int(i): fields for i, fields in files.tokenizer_config.get("added_tokens_decoder", {}).items()}
+    present = backend.get_added_tokens_decoder()  # once: it is made anew at every call
     for i, fields in sorted(declared.items()):
-        known = backend.get_added_tokens_decoder().get(i)
+        known = present.get(i)
         if known is None or known.special < fields.get("special", False):
             backend.add_tokens([tokenizers.AddedToken(**{k: fields[k] for k in _TOKEN_FIELDS if k in fields})])
         if (got := backend.token_to_id(fields["content"])) != i:

@@ -42,6 +42,8 @@ DENSE = ("hard_dense", "gumbel")
 """Kinds that choose one expert and learn from all."""
 LORAHUB = "lorahub"
 """The kind whose weights are found without gradients (`training.lorahub`)."""
+FACTORED = ("smear", LORAHUB)
+"""Kinds that mix the factors of the experts."""
 KINDS = (*RULES, "loramoe", "mixlora", "smear", "mole", "xlora", "soup", "phatgoose", LORAHUB)
 
 
@@ -103,6 +105,8 @@ def new_mixer(
             f"mixture: got {config.kind} over experts with diagonal gates, whose dense gradient is not known, "
             "expected another kind: hard learns from the chosen expert alone"
         )
+    if config.kind in FACTORED and any(expert.gates for expert in experts):
+        raise UserError(f"mixture: got {config.kind}, a mixture of factors, over gated experts, expected another kind")
     count, depth = len(experts), cfg.layers
     shapes = {site: projection_shape(params, site) for site in BankSpec.holding(experts).ranks}
     widths = {site: d for site, (_, d) in shapes.items()}

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import jax.numpy as jnp
 import numpy as np
 
-from molora_jax.adapters.adapter import Adapter, LoRAWeights
+from molora_jax.adapters.adapter import Adapter, LoRAWeights, refuse_gates
 from molora_jax.adapters.route import LAYER, Choice, Route
 from molora_jax.config import UserError
 from molora_jax.typing import Array, Float
@@ -56,6 +56,7 @@ def merged(adapters: Sequence[Adapter], weights: Sequence[float], *, name: str) 
     if not adapters or len(adapters) != len(weights):
         raise UserError(f"lorahub: got {len(adapters)} adapters and {len(weights)} weights, expected as many, and some")
     for adapter in adapters:
+        refuse_gates(adapter, "lorahub")
         plain = all(update.magnitude is None and update.bias is None for _, _, update in adapter.weights())
         if adapter.full or adapter.base or not plain:
             raise UserError(
