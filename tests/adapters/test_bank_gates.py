@@ -190,6 +190,24 @@ def test_sites_that_experts_group_differently_are_refused():
         lib.add(dataclasses.replace(shared, name="turned", gates=turned))
 
 
+def test_a_group_reads_what_its_first_site_reads():
+    """In whatever order a user names them: those that run first come first."""
+    base = fakes.model(NAME)
+    made = fresh(*base, "x", rank=2, sites=("mlp.up_proj", "attn.o_proj", "attn.q_proj"), gate=LOUD, share="layer")
+    (group,) = made.gates
+    assert [".".join(path[1:]) for path in group.sites] == ["attn.q_proj", "attn.o_proj", "mlp.up_proj"]
+    late = dataclasses.replace(made, gates=(dataclasses.replace(group, sites=group.sites[::-1]),))
+    with pytest.raises(
+        UserError, match="got gates of attn.o_proj that read the input of mlp.up_proj, which comes later"
+    ):
+        BankSpec.holding([late])
+
+
+def test_a_mixture_of_factors_over_gates_is_refused():
+    with pytest.raises(UserError, match="got a mixture of factors over gated experts"):
+        bank_gates.scaled(Choice(weights=jnp.ones((2, 3)), factored=True), jnp.ones((2, 3)), 2)
+
+
 def test_what_a_bank_has_no_room_for_is_refused():
     base = fakes.model(NAME)
     other = fresh(*base, "b", rank=2, gate=GateConfig(kind="gru"))

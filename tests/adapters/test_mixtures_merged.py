@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from molora_jax.adapters.adapter import LoRAWeights, merge
+from molora_jax.adapters.fresh import fresh
+from molora_jax.adapters.gate import GateConfig
 from molora_jax.adapters.mixtures import lorahub
 from molora_jax.adapters.mixtures.arrow import arrow, prototype
 from molora_jax.adapters.mixtures.classifier import classifier
@@ -71,6 +73,9 @@ def test_lorahub_refuses_what_is_no_sum_of_factors():
     bad = dataclasses.replace(adapters[0], sites={path: biased})
     with pytest.raises(UserError, match="'e0' with DoRA, biases or whole weights"):
         lorahub.merged([bad, adapters[1]], [1, 2], name="hub")
+    gated = fresh(cfg, params, "gated", rank=2, sites=("mlp.up_proj",), gate=GateConfig())
+    with pytest.raises(UserError, match="gated"):
+        lorahub.merged([gated, adapters[1]], [1, 2], name="hub")
 
 
 def test_a_soup_is_one_adapter():

@@ -158,6 +158,21 @@ def test_linear_rope_scaling_spares_the_windowed_layers(tmp_path):
     assert cfg.local_rope == Rope(theta=10_000.0)
 
 
+@pytest.mark.parametrize(
+    ("meta", "rope"),
+    [
+        ({"rope.scale_linear": 4.0}, Rope(theta=500.0, scaling="linear", factor=4.0)),
+        ({"rope.scaling.factor": 4.0}, Rope(theta=500.0, scaling="linear", factor=4.0)),
+        ({"rope.scaling.factor": 1.0}, Rope(theta=500.0)),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, Rope(theta=500.0)),
+    ],
+)
+def test_older_files_name_no_kind_of_scaling_and_mean_linear(tmp_path, meta, rope):
+    config, weights = tiny.llama(rope_theta=500.0)
+    found = hf.load(convert(tmp_path, config, weights, meta={f"llama.{key}": value for key, value in meta.items()}))
+    assert found[0].rope == rope
+
+
 def test_gemma_keeps_what_newer_files_state(tmp_path):
     config, weights, _, _ = golden.load("gemma3")
     meta = {

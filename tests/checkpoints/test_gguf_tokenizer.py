@@ -193,6 +193,29 @@ def test_tokens_that_end_a_generation(meta, expected):
     assert generation["eos_token_id"] == expected
 
 
+def test_the_end_of_a_turn_is_known_by_its_text():
+    """Files of chat models often name the end of a text alone, as those of Gemma 3 and Llama 3 do."""
+    values = {key: value for key, value in tiny.vocabulary().items() if key != "tokenizer.ggml.eot_token_id"}
+    tokens, kinds = list(values["tokenizer.ggml.tokens"]), list(values["tokenizer.ggml.token_type"])
+    more = {"tokenizer.ggml.tokens": [*tokens, "<end_of_turn>", "<|eot_id|>"]}
+    more["tokenizer.ggml.token_type"] = [*kinds, 3, 1]  # one that is written as plain text ends nothing
+    _, generation = gguf_tokenizer.configs(values | more)
+    assert generation["eos_token_id"] == [260, len(tokens)]
+
+
+@pytest.mark.parametrize(
+    ("meta", "pre"),
+    [
+        ({}, "default"),
+        ({"general.architecture": "qwen2"}, "qwen2"),
+        ({"tokenizer.ggml.tokens": ["a", "<|begin_of_text|>"]}, "llama-bpe"),
+        ({"general.architecture": "qwen2", "tokenizer.ggml.pre": "gpt-2"}, "gpt-2"),
+    ],
+)
+def test_a_file_that_does_not_say_how_text_is_cut_is_known_by_the_rest(meta, pre):
+    assert gguf_tokenizer._pre({"tokenizer.ggml.tokens": ["a"]} | meta) == pre
+
+
 @pytest.mark.parametrize(
     ("meta", "expected"),
     [

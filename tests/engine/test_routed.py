@@ -93,6 +93,24 @@ def test_more_is_held_than_a_bucket_has_room_for(engine, models):
     assert judged.counts.runs[[run.mode == Mode.SCORE for run, _ in judged.plan.choices]].sum() >= 2
 
 
+class LostAtOnce(Bernoulli):
+    """Begins, where a knob says so, with a run that nothing was compiled for."""
+
+    knobs = {"share": 0.1, "lost": 0.0}
+
+    def start(self, params, knobs, state):
+        return state, select(knobs["lost"] > 0, decide(LARGE, mode=Mode.SCORE), decide(SMALL))
+
+
+def test_a_start_that_was_not_declared_takes_no_slot(models):
+    engine = RoutedEngine(models, LostAtOnce(), config=dataclasses.replace(CONFIG, max_rows=1))
+    for _ in range(2):
+        with pytest.raises(UserError, match="LostAtOnce: got a decision for another run"):
+            engine.run([request(0, 0.5, knobs=dict(lost=1.0))])
+        assert not engine.busy
+    assert len(engine.run([request(0, 0.5)])[0].tokens) == 16
+
+
 def test_nothing_compiles_after_the_warm_up(engine):
     engine.run([request(0, 0.5)])
     with counted() as count:

@@ -86,6 +86,8 @@ def test_configs_that_differ_hash_apart():
         (dict(num_key_value_heads=-2), "6 query heads do not divide into -2 key/value heads"),
         (dict(head_dim=7), "needs an even head width, got 7"),
         (dict(model_type="gemma3_text", final_logit_softcapping=30.0), "soft caps are not supported"),
+        (dict(is_causal=False), "got a model that reads in both directions, expected one that reads from the left"),
+        (dict(model_type="gemma3_text", use_bidirectional_attention=True), "reads in both directions"),
         (dict(model_type="qwen3", layer_types=["full_attention"]), "got 1 attention windows for 2 layers"),
     ],
 )

@@ -65,6 +65,20 @@ def test_a_malformed_line_is_named(case, tmp_path):
     assert "\n" not in str(caught.value)
 
 
+def test_only_a_line_feed_ends_a_line(tmp_path):
+    text = "one\u2028two\x85three"
+    lines, rows = tmp_path / "p.txt", tmp_path / "p.jsonl"
+    lines.write_text(f"{text}\nnext\n", "utf-8-sig")
+    rows.write_text(json.dumps({"prompt": text}, ensure_ascii=False) + "\n", "utf-8-sig")
+    assert [p.text for p in read(file=lines)] == [text, "next"]
+    assert [p.text for p in read(file=rows)] == [text]
+
+
+def test_a_system_message_needs_a_chat():
+    with pytest.raises(UserError, match="system: got a message without a chat"):
+        read(["hi"], system="be brief")
+
+
 def test_nothing_to_read_is_one_line(tmp_path):
     with pytest.raises(UserError, match="prompt: got none"):
         read()

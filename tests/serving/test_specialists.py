@@ -9,6 +9,7 @@ from molora_jax.checkpoints import router as routers
 from molora_jax.checkpoints.model import Model
 from molora_jax.config import UserError
 from molora_jax.serving import specialists
+from molora_jax.serving.prompts import Prompt
 from molora_jax.text.tokenizer import Tokenizer
 from tests import experts, fakes
 from tests.text import tiny
@@ -42,6 +43,16 @@ def test_folders_become_named_experts(model, folders, capsys):
 
 def test_without_adapters_there_is_nothing(model):
     assert specialists.load(model, []) is None
+
+
+def test_somebody_must_be_named():
+    plain, named, routed = Prompt("a"), Prompt("a", "x"), Prompt("a", route=("x",))
+    specialists.check_named([plain, named], "row")
+    specialists.check_named([routed, routed], "token")
+    with pytest.raises(UserError, match="adapter: got none for any prompt"):
+        specialists.check_named([plain, plain], "row")
+    with pytest.raises(UserError, match="route: got a prompt without `route`"):
+        specialists.check_named([routed, named], "token")
 
 
 def test_a_rule_reads_ranges_and_tokens(model, folders):

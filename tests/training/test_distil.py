@@ -72,7 +72,7 @@ def test_the_reason_why_a_completion_is_dropped(world, finished, text, correct, 
 
 
 def test_traces_go_through_a_file(world, tmp_path):
-    examples = [dataclasses.replace(e, completion=f"é{i}") for i, e in enumerate(world[2][:3])]
+    examples = [dataclasses.replace(e, completion=f"é{i}\u2028\x85") for i, e in enumerate(world[2][:3])]
     distil.save(tmp_path / "new" / "traces.jsonl", examples)
     assert distil.load(tmp_path / "new" / "traces.jsonl") == examples
 

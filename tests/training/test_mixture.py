@@ -9,6 +9,7 @@ import pytest
 
 from molora_jax.adapters import router_losses
 from molora_jax.adapters.fresh import fresh
+from molora_jax.adapters.gate import GateConfig
 from molora_jax.adapters.route import LAYER, Route
 from molora_jax.config import UserError
 from molora_jax.models import transformer
@@ -161,6 +162,24 @@ def test_the_divergence_from_the_own_expert(world):
     assert want > 0.1
     assert_close(got.extra["expert_kl"], want)
     assert_close(got.loss, plain.loss + 0.5 * want)
+
+
+@pytest.mark.parametrize(
+    ("kind", "output", "line"),
+    [
+        ("hard_dense", "diagonal", "got hard_dense over experts with diagonal gates"),
+        ("gumbel", "diagonal", "got gumbel over experts with diagonal gates"),
+        ("smear", "scalar", "got smear, a mixture of factors, over gated experts"),
+        ("lorahub", "scalar", "got lorahub, a mixture of factors, over gated experts"),
+    ],
+)
+def test_kinds_that_cannot_learn_over_gates_are_refused(kind, output, line):
+    cfg, params = fakes.model("llama_tied")
+    gate = GateConfig(output=output)
+    experts = [fresh(cfg, params, n, rank=2, sites=("mlp.up_proj",), gate=gate) for n in "ab"]
+    with pytest.raises(UserError, match=line):
+        mixture.new_mixer(cfg, params, MixtureConfig(kind=kind), experts)
+    mixture.new_mixer(cfg, params, MixtureConfig(kind="hard"), experts)
 
 
 def test_bad_settings_are_one_line():
