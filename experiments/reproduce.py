@@ -34,7 +34,7 @@ def main() -> None:
     quick = _QUICK.value
     plan = QUICK if quick else Plan()
     if _SEEDS.value:
-        plan = dataclasses.replace(plan, seeds=tuple(map(int, _SEEDS.value)))
+        plan = dataclasses.replace(plan, seeds=cli.integers("seeds", _SEEDS.value))
     if unknown := sorted(set(_STAGES.value) - set(jobs.STAGES)):
         raise UserError(f"stages: got {unknown[0]}, expected some of {', '.join(jobs.STAGES)}")
     runs, results = (

@@ -20,8 +20,9 @@ _MODEL = flags.DEFINE_string("model", None, "Another base than the config's: a f
 def main() -> None:
     """Prints a row for each reader and context, with intervals and cost."""
     compilation.use_cache(cache_folder() / "xla")
+    given = cli.config(_CONFIG.value, "configs/retrieval_grid.py")
     try:
-        config = GridConfig(**_CONFIG.value.to_dict())
+        config = GridConfig(**given.to_dict())
     except TypeError as e:
         raise UserError(f"config: got a field that a grid has not ({e}), expected those of GridConfig") from None
     bench = benchmarking.Bench("retrieval_grid")

@@ -12,6 +12,7 @@ from absl import flags
 from molora_jax import cli, compilation
 from molora_jax.checkpoints import model as models
 from molora_jax.checkpoints.resolve import cache_folder
+from molora_jax.config import UserError
 from molora_jax.retrieval import assistant
 from molora_jax.retrieval.encode import EncoderConfig
 
@@ -36,11 +37,13 @@ _CANDIDATES = flags.DEFINE_integer("candidates", 20, "Segments that BM25 lets th
 
 def main() -> None:
     """Trains and evaluates a router, or finds evidence and answers; see the flags."""
+    if not _TRAIN.value and _QUESTION.value is None:
+        raise UserError("retrieve: got nothing to do, expected --train, or --docs with --question")
     compilation.use_cache(cache_folder() / "xla")
     model, kept = models.load(_MODEL.value), cache_folder() / "encodings"
     folder = pathlib.Path(_ROUTER.value)
     if _TRAIN.value:
-        how = EncoderConfig(depths=tuple(map(int, _DEPTHS.value)), longest=_LONGEST.value, dtype="float16")
+        how = EncoderConfig(depths=cli.integers("depths", _DEPTHS.value, 1), longest=_LONGEST.value, dtype="float16")
         rows = assistant.train(
             model, how, kept, _DATA.value, folder, most=_ROWS.value, target=_TARGET.value, seed=_SEED.value
         )

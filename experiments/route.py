@@ -11,6 +11,7 @@ from absl import flags
 from experiments import asking
 from molora_jax import benchmarking, cli, compilation
 from molora_jax.checkpoints.resolve import cache_folder
+from molora_jax.config import UserError
 from molora_jax.serving import comparison, fleet, programs, route, specialists
 from molora_jax.serving.programs import Options
 
@@ -34,7 +35,7 @@ _RULE = flags.DEFINE_list("rule", [], "name=32-64 or name=<token>, base: none; f
 _OUTPUT = flags.DEFINE_string("output", None, "JSON lines to write: index, prompt, text, tokens, writers, entropy …")
 _COLOUR = flags.DEFINE_bool("color", None, "Colours by writer; by default on a terminal, else marks below the text.")
 _COMPARE = flags.DEFINE_bool("compare", False, "Also time the large and the small model, each alone.")
-_REPEATS = flags.DEFINE_integer("repeats", 3, "Runs of each with --compare; the quickest counts.")
+_REPEATS = flags.DEFINE_integer("repeats", 3, "Runs of each with --compare; the quickest counts.", lower_bound=1)
 
 
 def main() -> None:
@@ -43,6 +44,8 @@ def main() -> None:
     asked, knobs = asking.asked(), programs.read_knobs(_KNOBS.value)
     models = fleet.load(_MODEL.value, _MODELS.value, _DROP.value, dtype=_DTYPE.value, stacked=_STACKED.value)
     experts = specialists.load(models[-1], _ADAPTERS.value, slots=max(len(_ADAPTERS.value), 1))
+    if _MEASURED.value and _SHARE.value is None:
+        raise UserError("calibration_file: got one without a share to calibrate to, expected --share with it")
     options = Options(
         knobs=knobs,
         head=_HEAD.value,

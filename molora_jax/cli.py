@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from absl import app, flags
@@ -44,6 +44,17 @@ def config(value: Any, example: str) -> Any:
     except Exception as e:  # what a file raises that is not there, or is no config
         raise UserError(f"config: got {' '.join(str(e).split())[:200]}, expected a file with get_config()") from None
     raise UserError(f"config: got none, expected --config={example} or another file with get_config()")
+
+
+def integers(flag: str, items: Sequence[str], low: int = 0) -> tuple[int, ...]:
+    """The numbers of a list flag.
+
+    Raises:
+      UserError: an item that is none, or one below `low`.
+    """
+    if not items or not all(item.isdecimal() and int(item) >= low for item in items):
+        raise UserError(f"{flag}: got {','.join(items)!r}, expected numbers from {low} on with commas between them")
+    return tuple(map(int, items))
 
 
 def _parsed(argv: list[str]) -> list[str]:

@@ -197,9 +197,7 @@ def test_a_group_reads_what_its_first_site_reads():
     (group,) = made.gates
     assert [".".join(path[1:]) for path in group.sites] == ["attn.q_proj", "attn.o_proj", "mlp.up_proj"]
     late = dataclasses.replace(made, gates=(dataclasses.replace(group, sites=group.sites[::-1]),))
-    with pytest.raises(
-        UserError, match="got gates of attn.o_proj that read the input of mlp.up_proj, which comes later"
-    ):
+    with pytest.raises(UserError, match="got gates of attn.o_proj that read the input of mlp.up_proj, which"):
         BankSpec.holding([late])
 
 
