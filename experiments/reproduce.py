@@ -21,6 +21,7 @@ _RESULTS = flags.DEFINE_string("results", None, "Folder of tables, plots and raw
 _RUNS = flags.DEFINE_string("runs", None, "Folder of adapters, routers, and what is done; by default runs/reproduce.")
 _STAGES = flags.DEFINE_list("stages", list(jobs.STAGES), f"Of {', '.join(jobs.STAGES)}.")
 _SEEDS = flags.DEFINE_list("seeds", None, "Instead of 0,1,2.")
+_KINDS = flags.DEFINE_list("kinds", None, "Mixtures instead of hard, hard_dense, soft, top2, loramoe.")
 _WORKERS = flags.DEFINE_integer("workers", None, "Jobs at a time; by default one a core.", lower_bound=1)
 _QUICK = flags.DEFINE_bool("quick", False, "Tiny sizes, to see that it runs, in runs/quick; the numbers mean nothing.")
 _JOB = flags.DEFINE_string("job", None, "STAGE:SEED, the only one to do, in this process.")
@@ -35,6 +36,8 @@ def main() -> None:
     plan = QUICK if quick else Plan()
     if _SEEDS.value:
         plan = dataclasses.replace(plan, seeds=cli.integers("seeds", _SEEDS.value))
+    if _KINDS.value:
+        plan = dataclasses.replace(plan, kinds=tuple(_KINDS.value))
     if unknown := sorted(set(_STAGES.value) - set(jobs.STAGES)):
         raise UserError(f"stages: got {unknown[0]}, expected some of {', '.join(jobs.STAGES)}")
     runs, results = (
@@ -48,6 +51,7 @@ def main() -> None:
         return
     if not _SUMMARY.value:
         own = [f"--runs={runs}", *["--quick"] * quick, f"--seeds={','.join(map(str, plan.seeds))}"]
+        own += [f"--kinds={','.join(plan.kinds)}"]
         command = jobs.python("experiments.reproduce", *own)
         jobs.run_all(plan, _STAGES.value, runs, results, command, workers=_WORKERS.value or os.cpu_count())
     summary.write(results)

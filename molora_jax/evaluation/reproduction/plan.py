@@ -8,6 +8,7 @@ from molora_jax.data.example import Example
 from molora_jax.data.questions import questions
 from molora_jax.data.testbed.domains import DOMAINS
 from molora_jax.evaluation.pair import PairConfig
+from molora_jax.training.mixture import KINDS
 
 SINGLE = tuple(DOMAINS)
 LATE = SINGLE[-1]
@@ -58,7 +59,7 @@ class Plan:
     traces: int = 400
     composed: int = 200
     small_supervised: int = 600
-    kinds: tuple[str, ...] = ("hard", "hard_dense", "soft", "top2", "loramoe", "xlora", "mole", "phatgoose", "lorahub")
+    kinds: tuple[str, ...] = ("hard", "hard_dense", "soft", "top2", "loramoe")
     joint: int = 300
     gated: int = 100
     gate_domains: tuple[str, ...] = ("text", "list")
@@ -68,6 +69,8 @@ class Plan:
     def __post_init__(self):
         if len(set(self.seeds)) < len(self.seeds) or not self.seeds:
             raise UserError(f"reproduce: got the seeds {self.seeds}, expected different ones, at least one")
+        if unknown := sorted(set(self.kinds) - set(KINDS)):
+            raise UserError(f"reproduce: got the kind {unknown[0]!r}, expected some of {', '.join(KINDS)}")
         if "hard" not in self.kinds:
             raise UserError(f"reproduce: got the kinds {', '.join(self.kinds)}, expected hard among them")
 

@@ -98,5 +98,7 @@ def test_every_stage_says_what_it_uses():
 def test_plans_that_cannot_be():
     with pytest.raises(UserError, match="expected different ones"):
         Plan(seeds=(1, 1))
+    with pytest.raises(UserError, match="got the kind 'hardest', expected some of hard, hard_dense"):
+        Plan(kinds=("hard", "hardest"))
     with pytest.raises(UserError, match="expected hard among them"):
         Plan(kinds=("soft",))
