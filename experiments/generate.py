@@ -38,11 +38,11 @@ def main() -> None:
     """Loads, compiles, generates; see the flags."""
     compilation.use_cache(cache_folder() / "xla")
     asked = asking.asked(_ADAPTER.value)
-    model = models.load(_MODEL.value, dtype=_DTYPE.value)
     if _LOGPROBS.value and not _OUTPUT.value:
         raise UserError("logprobs: got no file to write them to, expected --output=FILE with --logprobs")
     if _ADAPTERS.value and not _ADAPTER.value:
         specialists.check_named(asked, _ROUTE.value)
+    model = models.load(_MODEL.value, dtype=_DTYPE.value)
     experts = specialists.load(
         model, _ADAPTERS.value, route=_ROUTE.value, rule=_RULE.value, router=_ROUTER.value, slots=_SLOTS.value
     )

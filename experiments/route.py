@@ -42,10 +42,10 @@ def main() -> None:
     """Loads, compiles, calibrates, generates, compares; see the flags."""
     compilation.use_cache(cache_folder() / "xla")
     asked, knobs = asking.asked(), programs.read_knobs(_KNOBS.value)
-    models = fleet.load(_MODEL.value, _MODELS.value, _DROP.value, dtype=_DTYPE.value, stacked=_STACKED.value)
-    experts = specialists.load(models[-1], _ADAPTERS.value, slots=max(len(_ADAPTERS.value), 1))
     if _MEASURED.value and _SHARE.value is None:
         raise UserError("calibration_file: got one without a share to calibrate to, expected --share with it")
+    models = fleet.load(_MODEL.value, _MODELS.value, _DROP.value, dtype=_DTYPE.value, stacked=_STACKED.value)
+    experts = specialists.load(models[-1], _ADAPTERS.value, slots=max(len(_ADAPTERS.value), 1))
     options = Options(
         knobs=knobs,
         head=_HEAD.value,

@@ -12,7 +12,11 @@ from typing import Any
 
 INSTRUCTION = 'Think step by step between <think> and </think>, then give the final answer as {"answer": "..."}.'
 _SPOKEN = re.compile(r"\banswer(?: is|:)[\s*:]*\(?([A-Za-z0-9]+)\b", re.IGNORECASE)
-_NUMBER = re.compile(r"[\s:*]*(-?\$?\d+(?:,\d{3})*(?:\.\d+)?)(?!\d|\.\d|,\d{3}|\s*[/^*+×]|\s*[-–−]\s*\d)")
+_NUMBER = re.compile(
+    r"[\s:*_=]*(?:\\\()?\s*(\$?-?\$?\d+(?:,\d{3})*(?:\.\d+)?)"
+    r"(?!\d|\.\d|,\d{3}|[eE]\d|\s*[/^+×]|\s*[-–−]\s*\d|\s*(?:\*{1,2}|x)\s*[\d($\\]|\s*\\(?:times|cdot|div)|\s+\d+\s*/)"
+)
+"""A number from which nothing goes on: no fraction, no sum, no product."""
 
 
 def worked(reasoning: str, answer: str) -> str:
