@@ -213,10 +213,11 @@ class RoutedEngine(Front):
         told = np.zeros(self.config.max_rows, np.int32)
         for running in self._running.values():
             told[running.guest.slot] = running.sent
+        seconds = self.schedule.seconds + np.array([self._look / max(steps, 1), 0, 0], np.float32)
         begun = time.perf_counter()
         self._memories, self._table, news = self._step(
             self.weights,
-            self.schedule,
+            dataclasses.replace(self.schedule, seconds=seconds),  # of a run, its part of the look included
             self._memories,
             self._table,
             told,
