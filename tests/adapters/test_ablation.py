@@ -25,7 +25,7 @@ NAME, T = "llama_untied", 5
 SITES = ("attn.q_proj", "attn.k_proj", "mlp.up_proj", "mlp.down_proj")
 LOUD = GateConfig(start="published", states=3)
 TOKENS = np.random.default_rng(1).integers(0, 97, 2 * T)
-both = pytest.mark.parametrize("unrolled", [False, True])
+both = pytest.mark.parametrize("unrolled", [False, pytest.param(True, marks=pytest.mark.slow)])
 
 
 def gated(config: GateConfig = LOUD, change=lambda out: out | {"weight": out["weight"] * 30}, **kw):
@@ -91,6 +91,7 @@ def test_without_memory_every_token_is_the_first():
         assert np.abs(forgetful[site][0] - run(bank).taps["gates"][site][0]).max() > 1e-2
 
 
+@pytest.mark.slow
 def test_without_memory_a_carried_state_is_not_looked_at():
     bank = bank_of(gated())
     layer = jax.tree.map(lambda leaf: leaf[0], bank.layers["gates"])
@@ -111,7 +112,7 @@ def test_without_memory_a_carried_state_is_not_looked_at():
 
 
 @both
-@pytest.mark.parametrize("output", ["scalar", "diagonal"])
+@pytest.mark.parametrize("output", ["scalar", pytest.param("diagonal", marks=pytest.mark.slow)])
 def test_frozen_scales_are_a_gate_that_says_the_same_of_every_token(output, unrolled):
     """λ = 1 + tanh(b/2) is 1.6 in one direction of rank space and 0.3 in the other."""
     constants = np.array([1.6, 0.3] if output == "diagonal" else [1.6], np.float32)

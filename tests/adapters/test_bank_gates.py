@@ -32,6 +32,9 @@ KINDS = {
 }
 
 
+FAST = ("mamba", "diagonal")
+
+
 def gated(kind: str = "mamba", share: str = "matrix", seed: int = 0, name: str = "gated"):
     """Loud enough for its scales to matter."""
     config = KINDS[kind]
@@ -57,7 +60,7 @@ def plain(name: str = "plain"):
 
 
 @pytest.mark.parametrize("share", ["matrix", "input", "layer"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [k if k in FAST else pytest.param(k, marks=pytest.mark.slow) for k in KINDS])
 def test_each_projection_is_scaled_by_its_own_gate_over_its_own_row(kind, share):
     cfg, _ = fakes.model(NAME)
     adapters = [gated(kind, share), plain(), gated(kind, share, seed=3, name="other")]

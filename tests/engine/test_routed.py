@@ -102,6 +102,7 @@ class LostAtOnce(Bernoulli):
         return state, select(knobs["lost"] > 0, decide(LARGE, mode=Mode.SCORE), decide(SMALL))
 
 
+@pytest.mark.slow
 def test_a_start_that_was_not_declared_takes_no_slot(models):
     engine = RoutedEngine(models, LostAtOnce(), config=dataclasses.replace(CONFIG, max_rows=1))
     for _ in range(2):

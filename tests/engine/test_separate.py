@@ -125,6 +125,7 @@ def test_a_subserver_that_fails_is_told_in_one_line_and_ends_all(engine, build, 
     assert threading.active_count() == before
 
 
+@pytest.mark.slow
 def test_a_decision_that_was_not_declared_is_told_in_one_line(models):
     match = "ended with .*Lost: got a decision for another run"
     with in_threads(models, Lost(), config=CONFIG) as engine, pytest.raises(UserError, match=match):
