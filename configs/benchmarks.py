@@ -8,8 +8,8 @@ The adapters are in the MLP alone, as those of Molavi et al. 2026, so that a rou
 
 Cost: 6.5 s a step of 4 × 384 tokens on two idle cores, so that 40 steps of each of the five are half an hour. Traces
 take a quarter of an hour, two routers ten minutes, and the evaluation of 100 questions of each set seven minutes a
-system, most of which reads prompts. Expect the form of the answers to be learnt (the loss falls
-within 20 steps), and little knowledge: so small a model knows little of medicine.
+system, most of which reads prompts. Expect the form of the answers to be learnt (the loss falls within 20 steps), and
+little knowledge: so small a model knows little of medicine.
 """
 
 from molora_jax.config import UserError

@@ -49,7 +49,7 @@ def main() -> None:
 
 def _system(model) -> System:
     experts = specialists.read(model, _EXPERTS.value)
-    if bool(experts) != (bool(_EXPERT.value) + bool(_COMPOSITION.value) == 1):
+    if bool(experts) != bool(_EXPERT.value) + bool(_COMPOSITION.value):
         got = f"{len(experts)} of --experts, --expert={_EXPERT.value}, --composition={_COMPOSITION.value}"
         raise UserError(f"harness: got {got}, expected --experts with one of the two others, or none of them")
     if _COMPOSITION.value:

@@ -40,11 +40,8 @@ def main() -> None:
         plan = dataclasses.replace(plan, kinds=tuple(_KINDS.value))
     if unknown := sorted(set(_STAGES.value) - set(jobs.STAGES)):
         raise UserError(f"stages: got {unknown[0]}, expected some of {', '.join(jobs.STAGES)}")
-    runs, results = (
-        Path("runs/quick" if quick else "runs/reproduce"),
-        Path("runs/quick/results" if quick else "results/testbed"),
-    )
-    runs, results = Path(_RUNS.value or runs), Path(_RESULTS.value or results)
+    runs = Path(_RUNS.value or ("runs/quick" if quick else "runs/reproduce"))
+    results = Path(_RESULTS.value or ("runs/quick/results" if quick else "results/testbed"))
     if _JOB.value:
         stage, _, seed = _JOB.value.partition(":")
         jobs.run(plan, (stage, int(seed)), runs)

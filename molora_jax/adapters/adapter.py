@@ -216,9 +216,9 @@ def deviations(params: Params, merged: Params, adapter: Adapter) -> list[Deviati
         at = (*path, "weight")
         own = next((kind[at][layer] for kind in (adapter.full, adapter.base) if at in kind), None)
         source = ("embed", "weight") if path == HEAD and "head" not in params else at
-        before = np.asarray(own if own is not None else _leaf(params, source, layer)).astype(np.float64)
+        before = np.asarray(own if own is not None else parameter(params, source, layer)).astype(np.float64)
         exact = lora.fold(before, *_factors(weights), transposed=path == EMBED)
-        error = np.abs(np.asarray(_leaf(merged, at, layer)).astype(np.float64) - exact).max()
+        error = np.abs(np.asarray(parameter(merged, at, layer)).astype(np.float64) - exact).max()
         update = np.abs(exact - before).max()
         found.append(Deviation(path, layer, error / np.abs(exact).max(), error / update if update else 0.0))
     return sorted(found, key=lambda deviation: -deviation.update)
@@ -263,7 +263,8 @@ def _check_same_ends(adapter: Adapter) -> None:
         )
 
 
-def _leaf(params: Params, path: Path, layer: int) -> Array:
+def parameter(params: Params, path: Path, layer: int) -> Array:
+    """What lies at a path, leaf included, in one layer of stacked or unrolled parameters."""
     if path[0] != "layers":
         return _get(params, path)
     if isinstance(params["layers"], list):

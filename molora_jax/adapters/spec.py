@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from molora_jax.adapters import bank_gates, lora
-from molora_jax.adapters.adapter import EMBED, HEAD, Adapter, LoRAWeights, Path
+from molora_jax.adapters.adapter import EMBED, HEAD, Adapter, LoRAWeights, Path, parameter
 from molora_jax.adapters.bank import Bank, Layer, Site, Whole
 from molora_jax.adapters.bank_gates import GateSpec
 from molora_jax.config import UserError
@@ -278,24 +278,16 @@ def _check(spec: BankSpec, who: str, adapter: Adapter) -> None:
 def _check_base(who: str, adapter: Adapter, params: Params) -> None:
     """What the file carries of the base must be this base's, be one of both rounded: all experts have one base."""
     for path, column in adapter.base.items():
+        source = (*EMBED, *path[1:]) if path[:1] == HEAD and "head" not in params else path  # a tied head
         for layer, value in enumerate(column):
-            own = None if value is None else _parameter(params, path, layer)
-            if own is not None and not (
-                np.array_equal(value.astype(own.dtype), own) or np.array_equal(value, own.astype(value.dtype))
-            ):
+            if value is None:
+                continue
+            own = np.asarray(parameter(params, source, layer))
+            if not (np.array_equal(value.astype(own.dtype), own) or np.array_equal(value, own.astype(value.dtype))):
                 raise UserError(
                     f"{who}: got {'.'.join(path)} other than the base's, expected the same, for all experts share one "
                     "base: merge the adapter, or train it without biases and embeddings"
                 )
-
-
-def _parameter(params: Params, path: Path, layer: int) -> np.ndarray:
-    """A parameter by its path, with its leaf; a tied head is the embedding."""
-    path = ("embed", *path[1:]) if path[0] == "head" and "head" not in params else path
-    if path[0] != "layers":
-        return np.asarray(_nested(params, ".".join(path)))
-    layers, name = params["layers"], ".".join(path[1:])
-    return np.asarray(_nested(layers[layer], name) if isinstance(layers, list) else _nested(layers, name)[layer])
 
 
 def _empty_site(spec: BankSpec, lead: tuple[int, ...], rank: int, out: int, width: int, make) -> Site:

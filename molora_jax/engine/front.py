@@ -11,12 +11,13 @@ import numpy as np
 from molora_jax.config import UserError
 from molora_jax.engine.blueprint import Blueprint
 from molora_jax.engine.fused import Counts, ModelUsage, eager
-from molora_jax.engine.journey import Journey, at
+from molora_jax.engine.journey import Journey, among
 from molora_jax.engine.lodging import Guest
 from molora_jax.engine.request import EngineConfig, Event, Request, check, check_sizes, entry, run_all
 from molora_jax.engine.table import Entry
 from molora_jax.routing.program import Program, knob_values, undeclared
 from molora_jax.routing.program import check as check_program
+from molora_jax.routing.turn import Turn
 from molora_jax.typing import Array, Bool, Float, Params
 
 
@@ -120,8 +121,8 @@ class Front:
         """Sets some knobs of a request that has a slot."""
         raise NotImplementedError
 
-    def _lodge(self, guest: Guest, journey: Journey) -> bool:
-        """Gives a request its first pages, if there are enough for it to begin."""
+    def _lodge(self, guest: Guest, turn: Turn) -> bool:
+        """Gives a request its first pages, if there are enough for its first turn."""
         raise NotImplementedError
 
     def _admit(self) -> None:
@@ -129,11 +130,11 @@ class Front:
             number, request = self._waiting[0]
             journey = self._journey(request)
             turn = jax.device_get(journey.turn)
-            if not any(at(turn, run) for run in self.program.runs):
+            if not among(turn, self.program.runs):
                 self._waiting.popleft()
                 raise UserError(undeclared(self.program))
             guest = self.lodging.seat(self._room(request))
-            if not self._lodge(guest, journey):
+            if not self._lodge(guest, turn):
                 self.lodging.give_back(guest)
                 return
             self._waiting.popleft()

@@ -14,7 +14,7 @@ import numpy as np
 
 from molora_jax.engine import policy
 from molora_jax.engine.buckets import Bucket
-from molora_jax.engine.journey import at
+from molora_jax.engine.journey import among, at
 from molora_jax.engine.run import Fleet, Weights, perform, unread
 from molora_jax.engine.table import Memory, RequestTable
 from molora_jax.nn.layout import NOWHERE
@@ -240,7 +240,7 @@ def super_step(
 
 def waiting(plan: Plan, table: RequestTable) -> Bool[Array, "S"]:
     """Which slots have a request that is to be run here."""
-    return table.active & functools.reduce(jnp.logical_or, [at(table.journey.turn, run) for run in plan.runs])
+    return table.active & among(table.journey.turn, plan.runs)
 
 
 def choose(

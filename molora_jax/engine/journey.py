@@ -2,7 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+import operator
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -118,3 +119,8 @@ def at(turn: Turn, run: Run) -> Array:
     """Whether a request waits for `run`: for the model in this mode, or for all of them."""
     same = turn.mode == run.mode
     return same if run.mode == Mode.FUSE else same & (turn.model == run.model)
+
+
+def among(turn: Turn, runs: Sequence[Run]) -> Array:
+    """Whether a request waits for any of `runs`."""
+    return functools.reduce(operator.or_, [at(turn, run) for run in runs])

@@ -14,13 +14,14 @@ from molora_jax.engine import fused, timing, tuning
 from molora_jax.engine.blueprint import Blueprint, Model, check_adapters
 from molora_jax.engine.front import Front, Running
 from molora_jax.engine.fused import Counts, Plan, super_step
-from molora_jax.engine.journey import Journey, at
+from molora_jax.engine.journey import at
 from molora_jax.engine.lodging import Guest
 from molora_jax.engine.request import EngineConfig, Event, Request
 from molora_jax.engine.run import Fleet, Weights
 from molora_jax.engine.table import Entry, RequestTable, enter, settle, stop
 from molora_jax.engine.timing import Load, Times
 from molora_jax.routing.program import Program, undeclared
+from molora_jax.routing.turn import Turn
 from molora_jax.typing import Array, Bool, Int, Params
 
 
@@ -72,7 +73,7 @@ class RoutedEngine(Front):
         self.weights = Weights(tuple(model.params for model in models), adapters, params or {})
         self._table = self.blueprint.table(self._depart)
         self._memories = tuple(self.blueprint.memory(i) for i in range(len(models)))
-        self.block, self._look, self._tune_every = config.block, 0.0, tune_every
+        self.block, self._look_seconds, self._tune_every = config.block, 0.0, tune_every
         self._lately = self.counts  # each time the thresholds are chosen anew, the past counts half
 
     @property
@@ -109,7 +110,7 @@ class RoutedEngine(Front):
         for guest in reversed(guests):
             self.lodging.give_back(guest)
         (self.counts, self._lately), self.looks, self.seconds = kept, 0, 0.0
-        self.schedule, self._look = dataclasses.replace(self.schedule, seconds=measured.seconds), measured.look
+        self.schedule, self._look_seconds = dataclasses.replace(self.schedule, seconds=measured.seconds), measured.look
         return measured
 
     def _timed(self, context: int, choice: int, load: Load) -> float:
@@ -123,7 +124,7 @@ class RoutedEngine(Front):
 
         Each run also takes its part of the host's look, which comes after `block` of them.
         """
-        times = tuning.step_times(self.plan, self.schedule.seconds, self._look / self.block)
+        times = tuning.step_times(self.plan, self.schedule.seconds, self._look_seconds / self.block)
         options = range(1, self.config.max_rows + 1)
         best = tuning.best(tuning.routing(self._lately), times, requests or self.config.max_rows, options)
         self._lately = jax.tree.map(lambda count: count // 2, self._lately)
@@ -149,9 +150,8 @@ class RoutedEngine(Front):
                 self.abort(running.id)
                 raise UserError(undeclared(self.program))
 
-    def _lodge(self, guest: Guest, journey: Journey) -> bool:
+    def _lodge(self, guest: Guest, turn: Turn) -> bool:
         """The models that run first need pages, if anybody else runs; other models' come in time."""
-        turn = jax.device_get(journey.turn)
         first = self.fleet.readers(next(run for run in self.plan.runs if at(turn, run)))
         if not all(self.lodging.lodge(guest, model) for model in first) and self._running:
             return False
@@ -213,7 +213,7 @@ class RoutedEngine(Front):
         told = np.zeros(self.config.max_rows, np.int32)
         for running in self._running.values():
             told[running.guest.slot] = running.sent
-        seconds = self.schedule.seconds + np.array([self._look / max(steps, 1), 0, 0], np.float32)
+        seconds = self.schedule.seconds + np.array([self._look_seconds / max(steps, 1), 0, 0], np.float32)
         begun = time.perf_counter()
         self._memories, self._table, news = self._step(
             self.weights,

@@ -13,7 +13,6 @@ from molora_jax.engine import tuning
 from molora_jax.engine.blueprint import Blueprint, Model, check_adapters
 from molora_jax.engine.front import Front, Running
 from molora_jax.engine.fused import Counts, Schedule, part
-from molora_jax.engine.journey import Journey
 from molora_jax.engine.lodging import Guest
 from molora_jax.engine.loop import taken
 from molora_jax.engine.messages import Entrance, Kind, Message, News, forms, read_text
@@ -25,6 +24,7 @@ from molora_jax.engine.table import Entry, without_drafts
 from molora_jax.engine.threads import Threads
 from molora_jax.engine.timing import Times
 from molora_jax.routing.program import Mode, Program
+from molora_jax.routing.turn import Turn
 from molora_jax.typing import Params
 
 POLL = 0.1
@@ -168,7 +168,7 @@ class SeparateEngine(Front):
         self.counts, self._lately = (jax.tree.map(np.add, old, counts) for old in (self.counts, self._lately))
         self.looks, self.seconds = self.looks + 1, self.seconds + float(news.seconds)
 
-    def _lodge(self, guest: Guest, journey: Journey) -> bool:
+    def _lodge(self, guest: Guest, turn: Turn) -> bool:
         """Every subserver finds pages for those that it is to run."""
         return True
 

@@ -19,6 +19,7 @@ from molora_jax.engine.blueprint import Blueprint, Model
 from molora_jax.engine.fused import Schedule
 from molora_jax.engine.handover import Parcel, Standing, columns, cut, receive, rolled, unrolled, window
 from molora_jax.engine.housing import Housing
+from molora_jax.engine.journey import among
 from molora_jax.engine.look import Seen
 from molora_jax.engine.messages import FRONT, Entrance, Kind, Message, News
 from molora_jax.engine.run import Weights
@@ -278,8 +279,7 @@ class Subserver:
     def _posts(self, mine: Int[np.ndarray, "k"], seen: Seen, seconds: float) -> Iterator[Post]:
         at = jax.tree.map(lambda leaf: leaf[mine], seen.standing)
         program = self.blueprint.fleet.program
-        asked = np.any([(at.turn.model == run.model) & (at.turn.mode == run.mode) for run in program.runs], axis=0)
-        if np.any(at.active & ~asked):
+        if np.any(at.active & ~among(at.turn, program.runs)):
             raise UserError(undeclared(program))
         models, to, over = len(self.blueprint.fleet.cfgs), at.turn.model, ~at.active
         goes = ~over & (to != self.index)

@@ -185,14 +185,14 @@ def test_times_are_measured_and_thresholds_follow_from_them(engine):
     slow = fused.level(np.where([run.model for run, _ in engine.plan.choices], 100.0, 1.0))
     engine.schedule = dataclasses.replace(engine.schedule, seconds=slow)
     block, moves, chosen = engine.block, tuning.routing(engine.counts), {}
-    for engine.block, engine._look in ((block, 0.0), (1, 1000.0)):
+    for engine.block, engine._look_seconds in ((block, 0.0), (1, 1000.0)):
         best = engine.tune()
-        times = tuning.step_times(engine.plan, slow, engine._look)
+        times = tuning.step_times(engine.plan, slow, engine._look_seconds)
         rates = {b: tuning.predicted(moves, times, (1, b), 5) for b in range(1, 6)}
         assert best == (1, max(rates, key=rates.get))
         chosen[engine.block] = best[1]
     assert chosen[block] > chosen[1]  # the longer a look, the less does it pay to wait for a large model
-    engine.block, engine._look = block, 0.0
+    engine.block, engine._look_seconds = block, 0.0
     engine.schedule = dataclasses.replace(engine.schedule, thresholds=np.array([1, 1], np.int32))
 
 

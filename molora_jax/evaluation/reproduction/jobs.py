@@ -40,22 +40,22 @@ def done(plan: Plan, runs: Path, job: Job) -> bool:
 
 def alike(stage: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two written plans ask the same of a stage."""
-    return all(one.get(name) == other.get(name) for name in _module((stage, 0)).USES)
+    return all(one.get(name) == other.get(name) for name in _module(stage).USES)
 
 
 def run(plan: Plan, job: Job, runs: Path) -> None:
     """Does one job in this process, and writes its file."""
     stage, seed = job
     begun = time.monotonic()
-    found = _module(job).run(plan, seed, runs)
+    found = _module(stage).run(plan, seed, runs)
     minutes = round((time.monotonic() - begun) / 60, 2)
     whole = dict(stage=stage, seed=seed, plan=_written(plan), machine=benchmarking.provenance(), minutes=minutes)
     files.write(raw(runs, job), json.dumps(whole | dict(found=found)) + "\n")
 
 
-def _module(job: Job) -> Any:
+def _module(stage: str) -> Any:
     """The stage's, with `USES`, fields of a plan, and `run(plan, seed, runs)`."""
-    return importlib.import_module(f"{PACKAGE}.{job[0]}")
+    return importlib.import_module(f"{PACKAGE}.{stage}")
 
 
 def _written(plan: Plan) -> dict[str, Any]:
@@ -103,8 +103,10 @@ def run_all(
             "done before, or among --stages"
         )
     print(f"{count} jobs in {(time.monotonic() - begun) / 60:.1f} minutes", flush=True)
+    if runs.resolve() == results.resolve():
+        return
     (results / "raw").mkdir(parents=True, exist_ok=True)
-    for job in itertools.product(stages, plan.seeds) if runs.resolve() != results.resolve() else ():
+    for job in itertools.product(stages, plan.seeds):
         shutil.copy(raw(runs, job), raw(results, job))
 
 

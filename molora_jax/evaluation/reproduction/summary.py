@@ -87,12 +87,8 @@ def _origin(wholes: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     lines = []
     for stage, own in wholes.items():
         commits = sorted({str(whole["machine"].get("commit")) for whole in own})
-        told = (
-            ", ".join(str(whole["seed"]) for whole in own),
-            ", ".join(commits),
-            sum(whole["minutes"] for whole in own),
-        )
-        lines.append("- {}: seeds {}; commit {}; {:.0f} minutes of a core".format(stage, *told))
+        seeds, minutes = ", ".join(str(whole["seed"]) for whole in own), sum(whole["minutes"] for whole in own)
+        lines.append(f"- {stage}: seeds {seeds}; commit {', '.join(commits)}; {minutes:.0f} minutes of a core")
     return "\n".join(lines)
 
 

@@ -92,7 +92,7 @@ def test_a_failure_stops_the_rest_and_is_told_where_to_look(tmp_path):
 def test_every_stage_says_what_it_uses():
     fields = {field.name for field in dataclasses.fields(Plan)}
     for stage in jobs.STAGES:
-        assert set(jobs._module((stage, 0)).USES) <= fields - {"seeds"}
+        assert set(jobs._module(stage).USES) <= fields - {"seeds"}
 
 
 def test_plans_that_cannot_be():
