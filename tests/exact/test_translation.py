@@ -161,7 +161,7 @@ def requests(tokenizers, count: int, knobs) -> list[Request]:
         how = dict(
             temperature=0.0 if i == 1 else 1.0,
             seed=i,
-            max_new_tokens=(40, 25, 1)[i % 3] if i else 84 - max(len(each.prompt) for each in own),
+            max_new_tokens=(LENGTH - max(len(each.prompt) for each in own), 25, 1)[i % 3],
         )
         asked.append(Request(prompt=(), renderings=tuple(own), knobs=knobs, **how))
     return asked
