@@ -18,7 +18,7 @@ from molora_jax.config import UserError
 from molora_jax.evaluation.reproduction.plan import Plan
 
 STAGES = {"experts": (), "mixtures": ("experts",), "gates": (), "sequences": (), "pair": ()}
-"""By name, with those that must be done for the same seed before."""
+"""By name, with those that must be done for the same seed before; the longest first: no core waits at the end."""
 PACKAGE = "molora_jax.evaluation.reproduction"
 
 Job = tuple[str, int]
@@ -73,7 +73,8 @@ def run_all(
     Raises:
       UserError: a job that failed, after the others that run have ended; started again, only what is missing is done.
     """
-    waiting = [job for seed in plan.seeds for stage in stages if not done(plan, runs, job := (stage, seed))]
+    ordered = sorted(itertools.product(stages, plan.seeds), key=lambda job: [*STAGES].index(job[0]))
+    waiting = [job for job in ordered if not done(plan, runs, job)]
     count, begun = len(waiting), time.monotonic()
     running: dict[int, tuple[Job, subprocess.Popen]] = {}
     failed: list[Job] = []
