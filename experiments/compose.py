@@ -13,7 +13,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from molora_jax import cli, compilation
-from molora_jax.adapters.digest import adapter_digest, base_digest
+from molora_jax.adapters.digest import adapter_digest, base_digest, tree_digest
 from molora_jax.checkpoints import composition
 from molora_jax.checkpoints import model as models
 from molora_jax.checkpoints.resolve import cache_folder, part
@@ -43,10 +43,11 @@ def main() -> None:
     compose.slots(experts, traces, owner)
     digests = [adapter_digest(expert) for expert in experts]
     owned = {task: owner[task] for task in sorted({trace.task for trace in traces})}
-    settings.remember(config, out, experts=digests, base=base_digest(model.params), owner=owned)
+    old = composition.load(part(_GROW.value), model, experts[:-1]) if _GROW.value else None
+    grown = old and [tree_digest(old.mixer), old.attention and adapter_digest(old.attention)]
+    settings.remember(config, out, experts=digests, base=base_digest(model.params), owner=owned, grown=grown)
     how = dict(progress=_PROGRESS.value)
-    if _GROW.value:
-        old = composition.load(part(_GROW.value), model, experts[:-1])
+    if old is not None:
         found = growth.grown(model, old, experts[-1], traces, owner, config, out, **how)
     else:
         found = compose.run(model, experts, traces, owner, config, out, **how)

@@ -3,7 +3,8 @@
 python -m experiments.evaluate --model=testbed:large --experts=calc=runs/calc/adapter,list=runs/list/adapter \\
     --compositions=hard=runs/hard,soft=runs/soft --data=testbed:calc,testbed:list,testbed:several --out=results/mine
 
-Writes `table.md`, `evaluation.json`, and the domain × expert confusion of each composition as a PNG.
+Writes `table.md` (accuracies, and points over the oracle), `evaluation.json`, and the domain × expert confusion of each
+composition as a PNG.
 """
 
 from collections.abc import Collection, Sequence
@@ -27,6 +28,7 @@ _MODEL = flags.DEFINE_string("model", None, "The experts' base.", required=True)
 _EXPERTS = flags.DEFINE_list("experts", [], "name=folder of each.")
 _OWNER = flags.DEFINE_list("owner", [], "domain=expert, for the oracle; by default experts are named as their domains.")
 _COMPOSITIONS = flags.DEFINE_list("compositions", [], "name=folder of each, of experiments.compose.")
+_ALONE = flags.DEFINE_list("alone", [], "name=folder of adapters that answer everything alone, such as a joint LoRA.")
 _TRACES = flags.DEFINE_string("traces", None, "Of experiments.distil: a prompt classifier learns from them, too.")
 _BOUNDS = flags.DEFINE_list("bounds", list(systems.BOUNDS), f"What else is asked, of {', '.join(systems.BOUNDS)}.")
 _DATA = flags.DEFINE_list("data", None, "testbed:calc, …, benchmarks, or two as gsm8k+boolq.", required=True)
@@ -39,7 +41,9 @@ _LENGTH = flags.DEFINE_integer("length", 128, "Most tokens of a prompt and its a
 _MOST = flags.DEFINE_list(
     "max_new_tokens", [], "Of an answer: 256, or of each set: 256,boolq=8. By default what is left of --length."
 )
-_ANSWERS = flags.DEFINE_string("answers", None, "Folder of what each system wrote: a second start asks only the rest.")
+_ANSWERS = flags.DEFINE_string(
+    "answers", None, "Folder of what each system wrote: a second start asks only the rest. By default OUT/answers."
+)
 _ROUTED = flags.DEFINE_integer("routed", None, "Questions of each set that tell how tokens are routed; all by default.")
 _OUT = flags.DEFINE_string("out", None, "Folder to write.", required=True)
 
@@ -56,6 +60,7 @@ def main() -> None:
     if _TRACES.value:
         decides = classifier.train(model, distil.load(_TRACES.value), owner, [e.name for e in experts])
         asked.append(System(name="prompt classifier", experts=tuple(experts), classifier=decides))
+    asked += [System(name=e.name, experts=(e,), single=e.name) for e in specialists.read(model, _ALONE.value)]
     asked += [systems.composed(name, found) for name, found in composed.items()]
     how = dict(seed=_SEED.value, data_dir=_DATA_DIR.value)
     drawn = {name: questions(name, _SPLIT.value, _COUNT.value, **how) for name in _DATA.value}
@@ -63,9 +68,10 @@ def main() -> None:
     if empty := [name for name, examples in sets.items() if not examples]:
         raise UserError(f"{empty[0]}: got no question of at most {_LENGTH.value} tokens, expected some: raise --length")
     how = dict(rows=_ROWS.value, length=_LENGTH.value, most=limits(_MOST.value, sets, _LENGTH.value))
-    found = comparison.compare(model, asked, sets, **how, kept=_ANSWERS.value and Path(_ANSWERS.value))
+    out = Path(_OUT.value)
+    found = comparison.compare(model, asked, sets, **how, kept=Path(_ANSWERS.value or out / "answers"))
     print(comparison.table([found]))
-    report.write(Path(_OUT.value), model, found, composed, sets, length=_LENGTH.value, routed=_ROUTED.value)
+    report.write(out, model, found, composed, sets, length=_LENGTH.value, routed=_ROUTED.value)
 
 
 def limits(items: Sequence[str], sets: Collection[str], default: int) -> dict[str, int]:

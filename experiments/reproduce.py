@@ -21,11 +21,11 @@ _RESULTS = flags.DEFINE_string("results", None, "Folder of tables, plots and raw
 _RUNS = flags.DEFINE_string("runs", None, "Folder of adapters, routers, and what is done; by default runs/reproduce.")
 _STAGES = flags.DEFINE_list("stages", list(jobs.STAGES), f"Of {', '.join(jobs.STAGES)}.")
 _SEEDS = flags.DEFINE_list("seeds", None, "Instead of 0,1,2.")
-_KINDS = flags.DEFINE_list("kinds", None, "Mixtures instead of hard, hard_dense, soft, top2, loramoe, xlora.")
+_KINDS = flags.DEFINE_list("kinds", None, "Mixtures instead of hard, hard_dense, soft, top2, xlora.")
 _WORKERS = flags.DEFINE_integer("workers", None, "Jobs at a time; by default one a core.", lower_bound=1)
 _QUICK = flags.DEFINE_bool("quick", False, "Tiny sizes, to see that it runs, in runs/quick; the numbers mean nothing.")
 _JOB = flags.DEFINE_string("job", None, "STAGE:SEED, the only one to do, in this process.")
-_SHIP = flags.DEFINE_integer("ship", None, "Seed whose experts, router and gates the package gets in the end.")
+_SHIP = flags.DEFINE_integer("ship", None, "Seed whose experts, router, gates and head the package gets.")
 _SUMMARY = flags.DEFINE_bool("summary", False, "Train nothing; read the results.")
 
 

@@ -26,7 +26,7 @@ _PROGRAM = flags.DEFINE_enum("program", "deferral-entropy", list(programs.PROGRA
 _KNOBS = flags.DEFINE_multi_string("knob", [], "name=value, as threshold=0.4; may be given several times.")
 _SHARE = flags.DEFINE_float("share", None, "Choose the threshold so that the large model writes this share.")
 _MEASURED = flags.DEFINE_string("calibration_file", None, "Prompts to choose it on; by default those that are asked.")
-_HEAD = flags.DEFINE_string("head", None, "Folder of a trained head, of programs that have one.")
+_HEAD = flags.DEFINE_string("head", None, "Folder of a trained head, or testbed:r2r, of programs that have one.")
 _DELIMITER = flags.DEFINE_string("delimiter", "\n\n", "The tokens that hold this text end a step of thought.")
 _SCORE = flags.DEFINE_string("score_prompt", None, "What asks about a step, of programs that grade steps.")
 _TRACE = flags.DEFINE_string("trace", None, "The --output of an earlier run of the same prompt, to replay.")

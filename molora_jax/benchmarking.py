@@ -15,6 +15,8 @@ from typing import Any
 
 import jax
 
+from molora_jax import files
+
 RESULTS = pathlib.Path("results/bench")
 
 
@@ -123,12 +125,16 @@ class Bench:
         self.rows.append(row)
         print("  ".join(f"{key}={_short(value)}" for key, value in row.items()), flush=True)
 
+    def save(self, summary: Mapping[str, float]) -> dict[str, Any]:
+        """Writes NAME.json as far as it has come, and gives what it says of the machine."""
+        facts = provenance() | dict(load_at_start=self._load)
+        text = json.dumps(dict(machine=facts, summary=dict(summary), rows=self.rows), indent=1)
+        files.write(RESULTS / f"{self.name}.json", text + "\n")
+        return facts
+
     def finish(self, summary: Mapping[str, float], plot: Callable[[Any], None] | None = None) -> None:
         """Prints the machine and the SUMMARY line, and writes NAME.json and NAME.png; `plot` draws on pyplot axes."""
-        facts = provenance() | dict(load_at_start=self._load)
-        RESULTS.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(dict(machine=facts, summary=dict(summary), rows=self.rows), indent=1)
-        (RESULTS / f"{self.name}.json").write_text(text + "\n")
+        facts = self.save(summary)
         if plot is not None:
             draw(RESULTS / f"{self.name}.png", plot)
         load = " ".join(f"{value:.2f}" for value in facts["load"])

@@ -33,11 +33,13 @@ class Beam:
       tokens: the stop token, if one ended it, is the last.
       logprob: Σ log p of them under the model.
       finished: "stop" or "length".
+      passes: of the model, behind the one that read the prompt, that the search took; the same for all that it found.
     """
 
     tokens: list[int]
     logprob: float
     finished: str
+    passes: int
 
 
 @functools.partial(
@@ -102,26 +104,29 @@ def search(
     ended = np.zeros(cfg.vocab, bool)
     ended[list(stops)] = True
     shape = (len(prompts), beams, max_new_tokens, int(width))
-    found = _search(cfg, shape, float(penalty), params, bank, np.int32(expert), flat, lengths, ended)
-    return [_listed(row) for row in _rows(jax.device_get(found), len(prompts))]
+    found, passes = jax.device_get(
+        _search(cfg, shape, float(penalty), params, bank, np.int32(expert), flat, lengths, ended)
+    )
+    return [_listed(row, int(passes)) for row in _rows(found, len(prompts))]
 
 
 def _rows(found: _Beams, count: int):
     return [jax.tree.map(lambda leaf, i=i: leaf[i], found) for i in range(count)]
 
 
-def _listed(row: _Beams) -> list[Beam]:
+def _listed(row: _Beams, passes: int) -> list[Beam]:
     """Those of one prompt; a length below 0 marks what was cut."""
     out = []
     for score, tokens, total, length in zip(row.done, row.done_tokens, row.done_total, row.done_length, strict=True):
         if np.isfinite(score):
-            out.append(Beam(tokens[: abs(length)].tolist(), float(total), "stop" if length > 0 else "length"))
+            finished = "stop" if length > 0 else "length"
+            out.append(Beam(tokens[: abs(length)].tolist(), float(total), finished, passes))
     return out
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _search(cfg: ModelConfig, shape, penalty: float, params, bank, expert, flat, lengths, ended) -> _Beams:
-    """The whole search as one device program."""
+def _search(cfg: ModelConfig, shape, penalty: float, params, bank, expert, flat, lengths, ended):
+    """The whole search as one device program: what it found, and its passes."""
     count, beams, steps, width = shape
     rows, size = count * beams, flat.shape[0]
     pages = size + rows * steps
@@ -154,7 +159,8 @@ def _search(cfg: ModelConfig, shape, penalty: float, params, bank, expert, flat,
         rank = (jnp.arange(count)[:, None] * beams + parents).reshape(-1)
         return i + 1, best, restore(state, jnp.arange(rows), snapshot(state, rank)), tables[rank]
 
-    return jax.lax.while_loop(go_on, step, (jnp.int32(1), best, state, tables))[1]
+    i, best, *_ = jax.lax.while_loop(go_on, step, (jnp.int32(1), best, state, tables))
+    return best, i - 1
 
 
 def _empty(count: int, beams: int, steps: int, dtype, alone: Float[Array, "W"]) -> _Beams:

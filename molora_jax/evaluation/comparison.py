@@ -87,15 +87,18 @@ def compare(
 
 
 def difference(runs: Sequence[Comparison], ours: str, theirs: str, names: Sequence[str], **how) -> bootstrap.Difference:
-    """Of two systems over some sets: of each question the mean over `runs`, which are seeds on the same questions.
+    """Of two systems over some sets together, by `bootstrap.paired` over the runs and the questions.
+
+    Args:
+      runs: seeds on the same questions.
 
     Raises:
       UserError: runs on other questions.
     """
     if any(run.sets[name] != runs[0].sets[name] for run in runs for name in names):
         raise UserError("evaluate: got runs on different questions, expected the same ones to pair them")
-    mean = lambda system: np.mean([_joined(run, system, names) for run in runs], axis=0)
-    return bootstrap.paired(mean(ours), mean(theirs), **how)
+    right = lambda system: np.stack([_joined(run, system, names) for run in runs])
+    return bootstrap.paired(right(ours), right(theirs), **how)
 
 
 def _joined(run: Comparison, system: str, names: Sequence[str]) -> Float[np.ndarray, "n"]:

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ from molora_jax.engine.request import EngineConfig, Event, Request
 from molora_jax.engine.routed import RoutedEngine
 from molora_jax.evaluation import bootstrap
 from molora_jax.evaluation.accuracy import Accuracy
+from molora_jax.routing import heads as routing_heads
 from molora_jax.routing.heads import HeadConfig
 from molora_jax.routing.program import LARGE, Program
 from molora_jax.routing.programs.bernoulli import Bernoulli
@@ -33,6 +35,8 @@ from molora_jax.typing import Bool, Float, Int, Params
 
 TRAINED, ENTROPY, RANDOM, QUESTION = "r2r", "entropy", "random", "question"
 """The routers: R2R's classifier; deferral by entropy; a coin for each token; a classifier of whole questions."""
+HEAD_SHARE = 0.1
+"""The large model's share that a head which is kept routes at."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,22 +105,34 @@ def _columns(answers: Answers) -> tuple[np.ndarray, ...]:
     return answers.right, answers.tokens, answers.large
 
 
-def run(small: Model, large: Model, *, seed: int = 0, config: PairConfig = PairConfig()) -> dict[str, Any]:
+def run(
+    small: Model, large: Model, *, seed: int = 0, config: PairConfig = PairConfig(), folder: Path | None = None
+) -> dict[str, Any]:
     """Trains the routers on the testbed, calibrates them to every share and measures them; returns JSON values.
 
     Seeds differ in the training questions, the heads' parameters and the coins; the questions for calibration and
     measurement are the same, so that several seeds can be paired.
+
+    Args:
+      folder: gets R2R's head (`heads.save`), with the threshold of the share nearest to `HEAD_SHARE`.
 
     Raises:
       UserError: no router can be trained, as `labels.label` and `heads.train` say.
     """
     counts = dict(train=config.train, validation=config.validation, test=config.test)
     draw = lambda split: Stream(config.recipe, split, seed if split == "train" else 0, counts[split])
-    return measure(small, large, {split: list(draw(split)) for split in counts}, seed=seed, config=config)
+    examples = {split: list(draw(split)) for split in counts}
+    return measure(small, large, examples, seed=seed, config=config, folder=folder)
 
 
 def measure(
-    small: Model, large: Model, examples: Mapping[str, Sequence[Example]], *, seed: int, config: PairConfig
+    small: Model,
+    large: Model,
+    examples: Mapping[str, Sequence[Example]],
+    *,
+    seed: int,
+    config: PairConfig,
+    folder: Path | None = None,
 ) -> dict[str, Any]:
     """`run` on given questions: of "train", "validation" and "test".
 
@@ -144,6 +160,9 @@ def measure(
     rows = []
     for share in config.shares:
         rows += _at(pair, whole, examples, share)
+    if folder is not None:
+        near = min((row for row in rows if row["router"] == TRAINED), key=lambda row: abs(row["share"] - HEAD_SHARE))
+        routing_heads.save(folder, cfg, head.params, near["knobs"]["threshold"])
     ends = dict(zip(("small", "large"), alone["test"], strict=True))
     values = dict(ends={name: _values(answers) for name, answers in ends.items()}, rows=rows)
     _add_speeds(pair, values, examples["test"], np.minimum(*(answers.tokens for answers in ends.values())))

@@ -64,9 +64,9 @@ def points(runs: Sequence[Run], router: str, share: float) -> list[dict[str, Any
 
 
 def difference(runs: Sequence[Run], ours: str, theirs: str, share: float) -> Difference:
-    """Of two routers at a share, paired by question; of each question the mean over the runs."""
-    mean = lambda router: np.mean([row["right"] for row in points(runs, router, share)], axis=0)
-    return bootstrap.paired(mean(ours), mean(theirs))
+    """Of two routers at a share, paired by question and run."""
+    right = lambda router: np.array([row["right"] for row in points(runs, router, share)])
+    return bootstrap.paired(right(ours), right(theirs))
 
 
 def accuracy_at(runs: Sequence[Run], router: str, share: float) -> float:

@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from molora_jax import benchmarking
+from molora_jax import benchmarking, files
 from molora_jax.adapters.composition import Composition
 from molora_jax.checkpoints.model import Model
 from molora_jax.config import UserError
@@ -13,6 +13,7 @@ from molora_jax.data.example import Example
 from molora_jax.evaluation import comparison
 from molora_jax.evaluation.comparison import Comparison
 from molora_jax.evaluation.routing import Routing, routing
+from molora_jax.evaluation.systems import ORACLE
 from molora_jax.training import compose, specialist
 
 NUMBERS = ("top_mass", "margin", "entropy", "switch_rate", "weight")
@@ -37,21 +38,39 @@ def write(
     Raises:
       UserError: the folder cannot be written to.
     """
+    values = dict(machine=benchmarking.provenance(), comparison=found.values, parameters=sizes(composed))
+    tables = [comparison.table([found])]
+    if ORACLE in found.right:
+        tables.append(differences(found, ORACLE))
+    _write(folder, tables, values)  # what took long is safe before the rest is found
+    if not composed:
+        return
     told = [example for examples in sets.values() for example in examples[:routed]]
     routes = {name: routing(model, c, told, length=length) for name, c in composed.items()}
-    values = dict(machine=benchmarking.provenance(), comparison=found.values, parameters=sizes(composed))
     values["routing"] = {name: as_values(r) for name, r in routes.items()}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tables = [comparison.table([found])]
-        if composed:
-            tables += [size_table(composed), routing_table(routes)]
-        (folder / "table.md").write_text("\n\n".join(tables) + "\n")
-        (folder / "evaluation.json").write_text(json.dumps(values) + "\n")
-    except OSError as e:
-        raise UserError(f"evaluate: got {e.strerror!r} writing to {folder}, expected a folder with room") from None
+    _write(folder, [*tables, size_table(composed), routing_table(routes)], values)
     for name, r in routes.items():
         draw(folder / f"routing_{name}.png", r, name)
+
+
+def _write(folder: Path, tables: Sequence[str], values: Mapping) -> None:
+    try:
+        files.write(folder / "table.md", "\n\n".join(tables) + "\n")
+        files.write(folder / "evaluation.json", json.dumps(values) + "\n")
+    except OSError as e:
+        raise UserError(f"evaluate: got {e.strerror!r} writing to {folder}, expected a folder with room") from None
+
+
+def differences(found: Comparison, theirs: str) -> str:
+    """A line a system, a column a set: points by which it is better than `theirs`, by the paired bootstrap; Markdown.
+
+    Over the oracle, which gives each domain its own expert, this is how far experts are preserved.
+    """
+    rows = [[f"points over {theirs}", *found.sets]]
+    for ours in found.right:
+        if ours != theirs:
+            rows.append([ours, *(found.difference(ours, theirs, [name]).points for name in found.sets)])
+    return benchmarking.markdown(rows)
 
 
 def as_values(found: Routing) -> dict:

@@ -100,7 +100,8 @@ def _of(choice: Choice, placement: Placement, places) -> tuple[dict[str, Array],
         numbers = router_metrics.measure(choice, placement, places)
         del numbers["load"]
     valid = places.valid.reshape(-1)
-    top = jnp.ones(choice.ids.shape) if choice.ids is not None else jnp.max(choice.weights, axis=-1)
+    top = jnp.max(choice.weights, axis=-1) if choice.ids is None else jnp.ones(choice.ids.shape)
+    top = top if choice.gate is None else top * choice.gate
     numbers["weight"] = jnp.sum(jnp.where(valid, top, 0), axis=-1) / jnp.maximum(jnp.sum(valid), 1)
     mine = router_metrics.strongest(choice)[..., None] == placement.slots
     return numbers, jnp.mean(mine.astype(jnp.float32).reshape(-1, *mine.shape[-2:]), axis=0)

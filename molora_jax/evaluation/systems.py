@@ -59,7 +59,8 @@ class System:
 BASE = System(name="base")
 
 
-BOUNDS = ("base", "experts", "uniform", "oracle")
+ORACLE = "oracle"
+BOUNDS = ("base", "experts", "uniform", ORACLE)
 """What every composition lies between: the base, each expert alone, all at equal weight, each domain's own."""
 
 
@@ -79,7 +80,7 @@ def bounds(experts: Sequence[Adapter], owner: Owner, depth: int, names: Sequence
     if experts:
         found["experts"] = [System(name=f"expert {e.name}", experts=experts, single=e.name) for e in experts]
         found["uniform"] = [System(name="uniform", experts=experts, mixer=soup(len(experts), depth))]
-        found["oracle"] = [System(name="oracle", experts=experts, owner=owner)]
+        found[ORACLE] = [System(name=ORACLE, experts=experts, owner=owner)]
     return [system for name in BOUNDS if name in names for system in found.get(name, ())]
 
 

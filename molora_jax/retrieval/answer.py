@@ -3,8 +3,8 @@
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
-from molora_jax.adapters.bank import Bank
-from molora_jax.adapters.route import NONE
+from molora_jax.adapters.adapter import Adapter
+from molora_jax.adapters.library import Library
 from molora_jax.checkpoints.model import Model
 from molora_jax.config import UserError
 from molora_jax.data.multihop.question import Question
@@ -23,7 +23,8 @@ class Answer:
 
     Attributes:
       text: the first line of it.
-      prefill, decode: tokens × layers that it took to read the prompt, and to write by all beams.
+      prefill, decode: tokens × layers that it took to read the prompt, and to write by all beams, also those that were
+        given up.
     """
 
     text: str
@@ -48,15 +49,14 @@ def answers(
     *,
     width: int = 4,
     max_new_tokens: int = 32,
-    bank: Bank | None = None,
-    expert: int = NONE,
+    reader: Adapter | None = None,
     cut: Callable[[str], str] = first_line,
     progress: Callable[..., Iterable] = lambda parts, **_: parts,
 ) -> list[Answer]:
     """The best continuation of each prompt by beam search; `width` 1 is greedy.
 
     Args:
-      bank, expert: an adapted reader, all of whose tokens use one expert.
+      reader: an adapter that all tokens have.
       cut: makes an answer of a continuation.
 
     Raises:
@@ -66,12 +66,13 @@ def answers(
     most = model.cfg.max_positions - max_new_tokens
     if rows and (longest := max(map(len, rows))) > most:
         raise UserError(f"answer: got a prompt of {longest} tokens, expected at most {most}: take fewer segments")
+    adapted = {} if reader is None else dict(bank=Library.holding([reader], model.params).bank, expert=0)
     found, parts = [], [rows[i : i + ROWS] for i in range(0, len(rows), ROWS)]
     for part in progress(parts, total=len(parts)):
-        how = dict(beams=width, max_new_tokens=max_new_tokens, stops=model.tokenizer.eos, bank=bank, expert=expert)
+        how = dict(beams=width, max_new_tokens=max_new_tokens, stops=model.tokenizer.eos, **adapted)
         for row, kept in zip(part, beams.search(model.cfg, model.params, part, **how), strict=True):
             text = model.tokenizer.decode(kept[0].tokens)
-            spent = model.cfg.layers * width * len(kept[0].tokens)
+            spent = model.cfg.layers * width * kept[0].passes
             found.append(Answer(cut(text), model.cfg.layers * len(row), spent))
     return found
 

@@ -3,14 +3,16 @@
 import dataclasses
 import pathlib
 import re
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from molora_jax.adapters.adapter import Adapter
 from molora_jax.adapters.digest import base_digest
 from molora_jax.checkpoints.model import Model
 from molora_jax.config import UserError
 from molora_jax.data.multihop.question import Question, Segment
-from molora_jax.retrieval import answer, baselines, chain, comparison, mara, recipe, report, stop, training
+from molora_jax.retrieval import answer, baselines, chain, mara, recipe, stop, training
 from molora_jax.retrieval.chain import Chain
 from molora_jax.retrieval.comparison import Inputs
 from molora_jax.retrieval.encode import Encoder, EncoderConfig
@@ -20,42 +22,44 @@ from molora_jax.retrieval.stop import Stop
 from molora_jax.typing import Params
 
 ENDINGS = (".txt", ".md")
+WINDOW = 100
+"""Words of a segment at most: a router reads its first 128 tokens."""
 
 
 def train(
     model: Model,
     how: EncoderConfig,
     kept: pathlib.Path,
-    data_dir: str | None,
+    learn: Sequence[Question],
     folder: pathlib.Path,
     *,
-    most: int | None = None,
     target: float,
     seed: int,
-) -> str:
-    """Trains a router with lexical channels, fits its stop on the slice that chose the checkpoint, writes both, and
-    gives a table of what it finds on the dev questions.
+) -> "Assistant":
+    """Trains a router with lexical channels, fits its stop on the slice that chose the checkpoint, and writes both.
+
+    Args:
+      kept: folder of the encodings' cache.
+      learn: questions with their evidence.
+      target: share of questions whose evidence is to be whole.
 
     Raises:
-      UserError: no data folder.
+      UserError: a target outside (0, 1), a folder that cannot be written to, or too few questions.
     """
-    learn = [q for own in comparison.questions(data_dir, "train").values() for q in own[:most]]
+    if not 0 < target < 1:
+        raise UserError(f"target: got {target}, expected a share between 0 and 1, such as 0.8")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise UserError(f"router: got {e.strerror!r} making {folder}, expected a folder to write to") from None
     inputs = Inputs(Encoder(model.cfg, model.params, model.tokenizer, how, kept), Beside(cache=kept))
     cfg, config = recipe.router(inputs), dataclasses.replace(recipe.TRAINING, seed=seed)
     found = training.train(cfg, inputs.slates(learn), config)
     held = training.chains(cfg, found.params, found.held, passes=config.passes)
     halt = stop.fit(held, [np.flatnonzero(slate.gold).tolist() for slate in found.held], target=target)
     about = dict(base=base_digest(model.params), encoder=dataclasses.asdict(how), passes=config.passes)
-    about |= dict(stop=dataclasses.asdict(halt))
-    mara.save(folder, cfg, found.params, about)
-    rows = []
-    for name, own in comparison.questions(data_dir, "dev").items():
-        chains = training.chains(cfg, found.params, inputs.slates(own), passes=config.passes)
-        counts = [halt.count(one) for one in chains]
-        whole = [set(q.supporting) <= set(c.ranking[:k]) for q, c, k in zip(own, chains, counts, strict=True)]
-        figures = comparison.means(comparison.values(own, [[one.ranking for one in chains]]))
-        rows.append(dict(set=name, n=len(own), **figures, taken=float(np.mean(counts)), whole=float(np.mean(whole))))
-    return report.table(rows, list(rows[0]))
+    mara.save(folder, cfg, found.params, about | dict(stop=dataclasses.asdict(halt)))
+    return Assistant(model, inputs, cfg, found.params, config.passes, halt)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,10 +110,12 @@ class Assistant:
         count = self.stop.count(found) if top is None else top
         return [(index, float(found.scores[index])) for index in found.ranking[:count]]
 
-    def answer(self, question: Question, chosen: list[int], *, order: str, beams: int) -> str:
-        """What the model says after the chosen segments."""
+    def answer(
+        self, question: Question, chosen: list[int], *, order: str, beams: int, reader: Adapter | None = None
+    ) -> str:
+        """What the model, with the reader's adapter if there is one, says after the chosen segments."""
         text = answer.prompt(question, chain.take(chosen, len(chosen), order))
-        return answer.answers(self.model, [text], width=beams)[0].text
+        return answer.answers(self.model, [text], width=beams, reader=reader)[0].text
 
 
 def about(docs: str | None, asked: str, candidates: int) -> Question:
@@ -134,11 +140,22 @@ def about(docs: str | None, asked: str, candidates: int) -> Question:
 def _paragraphs(file: pathlib.Path) -> list[Segment]:
     """The paragraphs of a text, titled by its first line where that is a heading, else by the file's name."""
     try:
-        text = file.read_text("utf-8")
+        text = file.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as e:
         raise UserError(f"{file}: cannot be read ({e}), expected text in UTF-8") from None
     title, heading = file.stem.replace("_", " "), re.match(r"\s*#{1,6}[ \t]+(.+)", text)
     if heading:
         title, text = heading[1].strip(" #\t"), text[heading.end() :]
-    blocks = [" ".join(block.split()) for block in re.split(r"\n\s*\n", text) if block.strip()]
+    blocks = [part for block in re.split(r"\n\s*\n", text) for part in _windows(block.split())]
     return [Segment(title=title, sentences=(block,), supporting=False) for block in blocks]
+
+
+def _windows(words: list[str]) -> Iterator[str]:
+    """A paragraph; one of more than `WINDOW` words in parts, which end with a sentence where they can."""
+    while words:
+        size = min(len(words), WINDOW)
+        if size < len(words):
+            ends = [i + 1 for i in range(size // 2, size) if words[i][-1] in ".!?"]
+            size = ends[-1] if ends else size
+        yield " ".join(words[:size])
+        words = words[size:]

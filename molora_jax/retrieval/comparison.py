@@ -6,6 +6,7 @@ import json
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 
+import jax
 import numpy as np
 import tqdm
 
@@ -77,31 +78,55 @@ def babi(data_dir: str | pathlib.Path, split: str, count: int) -> list[Question]
     return mixed[:count]
 
 
-def pool(encoding: Encoding) -> np.ndarray:
-    """The means over a segment's tokens after each depth, side by side: [G K·D]."""
-    mean = encoding.pooled[:, :, 0].astype(np.float32)
-    return mean.reshape(len(mean), -1)
+POOLINGS = ("mean", "last", "again_mean", "again_last", "attention")
+"""Of a segment's tokens; of those of the question behind it (`EncoderConfig.again`); by attention, which is trained."""
+
+
+def pool(encoding: Encoding, index: int = 0) -> np.ndarray:
+    """The means over a segment's tokens after each depth, side by side, or another of `EncoderConfig.pools`: [G KD]."""
+    own = encoding.pooled[:, :, index].astype(np.float32)
+    return own.reshape(len(own), -1)
+
+
+def apart(encoding: Encoding) -> tuple[np.ndarray, ...]:
+    """The tokens of each segment, for a router that pools them itself: [T D] each."""
+    return tuple(np.split(encoding.tokens, np.cumsum(encoding.lengths)[:-1]))
 
 
 class Inputs:
     """The slates of questions, each computed once.
 
+    Args:
+      pooling: of `POOLINGS`; by attention the encoder keeps the tokens, of its deepest depth.
+
     Attributes:
       width: D of the encodings.
+
+    Raises:
+      UserError: a pooling of which the encoder has nothing.
     """
 
-    def __init__(self, encoder: Encoder, beside: Beside):
-        self.encoder, self.beside = encoder, beside
-        self.width = encoder.width * len(encoder.config.depths)
+    def __init__(self, encoder: Encoder, beside: Beside, pooling: str = "mean"):
+        known = (*encoder.config.pools, *["attention"] * encoder.config.tokens)
+        if pooling not in known:
+            raise UserError(f"pooling: got {pooling!r}, expected one that the encoder has: {', '.join(known)}")
+        self.encoder, self.beside, self.pooling = encoder, beside, pooling
+        self.width = encoder.width * (1 if pooling == "attention" else len(encoder.config.depths))
         self._found: dict[Question, tuple[Slate, Encoding]] = {}
+
+    def pool(self, encoding: Encoding) -> np.ndarray | tuple[np.ndarray, ...]:
+        """What a router reads of an encoding."""
+        if self.pooling == "attention":
+            return apart(encoding)
+        return pool(encoding, self.encoder.config.pools.index(self.pooling))
 
     def slates(self, questions: Sequence[Question], *, bare: bool = False) -> list[Slate]:
         """The questions' slates; `bare` ones have no channels and no links, as the published router reads them."""
         new = [question for question in questions if question not in self._found]
         if new:
             encodings = slates.encodings(self.encoder, new, tqdm.tqdm)
-            made = slates.slates(new, [pool(encoding) for encoding in encodings], self.beside)
-            kept = [dataclasses.replace(encoding, pooled=encoding.pooled[:0]) for encoding in encodings]
+            made = slates.slates(new, [self.pool(encoding) for encoding in encodings], self.beside)
+            kept = [dataclasses.replace(encoding, pooled=encoding.pooled[:0], tokens=None) for encoding in encodings]
             self._found |= dict(zip(new, zip(made, kept, strict=True), strict=True))
         found = [self._found[question][0] for question in questions]
         return plain(found) if bare else found
@@ -144,11 +169,10 @@ def untrained(questions: Sequence[Question], beside: Beside, seeds: int) -> dict
 
 
 def given(file: str | pathlib.Path, questions: Mapping[str, Sequence[Question]]) -> dict[str, list[tuple[int, ...]]]:
-    """Rankings that somebody else made, for the sets that the file has.
+    """Segments that somebody else picked, for the sets that the file has.
 
     Args:
-      file: JSON, `{set: {question's id: [index of a segment, best first, …]}}`; segments that it leaves out come after
-        those that it names, in their own order.
+      file: JSON, `{set: {question's id: [index of a segment, best first, …]}}`; not all need be named.
 
     Raises:
       UserError: no such file, none of the sets in it, or a question without a ranking of its segments.
@@ -156,7 +180,7 @@ def given(file: str | pathlib.Path, questions: Mapping[str, Sequence[Question]])
     try:
         known = json.loads(pathlib.Path(file).expanduser().read_text())
         found = {
-            of: [_completed(known[of][q.id], len(q.segments)) for q in questions[of]] for of in questions if of in known
+            of: [_checked(known[of][q.id], len(q.segments)) for q in questions[of]] for of in questions if of in known
         }
     except (OSError, ValueError, KeyError, TypeError) as e:
         raise UserError(f"{file}: got {e!r}, expected JSON with a ranking for each question of a set") from None
@@ -165,9 +189,14 @@ def given(file: str | pathlib.Path, questions: Mapping[str, Sequence[Question]])
     return found
 
 
-def _completed(named: Sequence[int], count: int) -> tuple[int, ...]:
+def _checked(named: Sequence[int], count: int) -> tuple[int, ...]:
     if len(set(named)) < len(named) or not set(named) <= set(range(count)):
         raise ValueError(f"the ranking {named} of {count} segments")
+    return tuple(named)
+
+
+def completed(named: Sequence[int], count: int) -> tuple[int, ...]:
+    """A ranking of all segments: those that are named, and behind them the others in their own order."""
     return (*named, *(i for i in range(count) if i not in named))
 
 
@@ -176,7 +205,7 @@ def last_token(encoder: Encoder, questions: Sequence[Question]) -> tuple[list[tu
 
     Question and segments are read each alone, to the encoder's deepest layer.
     """
-    jobs = [Job("", [job.question, *job.segments]) for job in slates.jobs(questions)]
+    jobs = [Job(None, [job.question, *job.segments]) for job in slates.jobs(questions)]
     found = [encoding for job in jobs for encoding in encoder.encode([job])]
     last = encoder.config.pools.index("last")
     score = lambda vectors: baselines.cosine(vectors[0], vectors[1:])
@@ -186,7 +215,7 @@ def last_token(encoder: Encoder, questions: Sequence[Question]) -> tuple[list[tu
 
 def blind(found: Iterable[Slate]) -> list[Slate]:
     """The slates with zeros for encodings."""
-    return [dataclasses.replace(slate, encodings=np.zeros_like(slate.encodings)) for slate in found]
+    return [dataclasses.replace(slate, encodings=jax.tree.map(np.zeros_like, slate.encodings)) for slate in found]
 
 
 def fit(cfg: MaraConfig, found: Sequence[Slate], config: TrainingConfig, seeds: int) -> list[Trained]:

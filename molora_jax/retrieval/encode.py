@@ -69,9 +69,9 @@ class EncoderConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """Segments to encode behind a question and the texts of the anchors, if any."""
+    """Segments to encode behind a question and the texts of the anchors, if any; each alone without a question."""
 
-    question: str
+    question: str | None
     segments: Sequence[str]
     anchors: Sequence[str] = ()
 
@@ -150,13 +150,13 @@ class Encoder:
 
     def prefix(self, job: Job) -> list[int]:
         """Token ids of the question and the anchors."""
-        ids = self.tokenizer.encode(f"Question: {job.question}\n")
+        ids = self.tokenizer.encode("" if job.question is None else f"Question: {job.question}\n")
         for text in job.anchors:
             ids += self._segment(text)
         return ids
 
-    def _segment(self, text: str) -> list[int]:
-        return self.tokenizer.encode(f"{text}\n", special=False)[: self.config.longest]
+    def _segment(self, text: str, end: str = "\n") -> list[int]:
+        return self.tokenizer.encode(f"{text}{end}", special=False)[: self.config.longest]
 
     def _rows(self, number: int, job: Job) -> list[_Row]:
         """The prefix, and each segment behind it."""
@@ -165,7 +165,7 @@ class Encoder:
         shared = len(prefix) // PAGE * PAGE
         tail, rows = prefix[shared:], [_Row(number, -1, prefix[:shared], 0, (0, 0, 0))]
         for i, text in enumerate(job.segments):
-            own = self._segment(text)
+            own = self._segment(text, "" if job.question is None else "\n")
             if not own:
                 raise UserError(f"encoder: got the segment {text!r:.40} without tokens, expected some text")
             begin, end = len(tail), len(tail) + len(own)

@@ -28,7 +28,7 @@ from molora_jax.training.optimiser import OptimiserConfig, Schedule
 from molora_jax.training.specialist import AdapterConfig
 from molora_jax.training.step import Trainer
 
-BASE, ALL, MARA = "base", "all", "mara"
+BASE, LORA, ALL, MARA = "base", "lora", "all", "mara"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,13 +43,13 @@ class GridConfig:
       depths: layers after which segments are encoded.
       top: segments that MaRA gives the reader; at least the hops of the level.
       steps, rows, rate, gate_rate: of the readers' training.
-      seeds: of the readers, the routers and the questions; each is a run of its own.
+      seeds: of the readers, the routers and what they are trained on; all answer the same questions.
     """
 
     model: str = "testbed:large"
     readers: dict[str, AdapterConfig] = dataclasses.field(
         default_factory=lambda: {
-            "lora": AdapterConfig(kind="lora", rank=8),
+            LORA: AdapterConfig(kind="lora", rank=8),
             "malora": AdapterConfig(kind="gated", rank=8),
         }
     )
@@ -66,15 +66,18 @@ class GridConfig:
 
 
 def run(add: Callable[..., None], model: Model, config: GridConfig) -> dict[str, float]:
-    """Adds a row a cell, over all seeds, with intervals over questions; the summary has the share right by cell.
+    """Adds a row a cell, with intervals over seeds and questions; the summary has the share right by cell.
+
+    A row has the gap to the same reader with all segments, to LoRA in the same context where the grid has one, and its
+    cost: tokens × layers of encoding, reading and writing a question.
 
     Args:
       model: with stacked layers.
     """
+    asked = questions("test", config.test_questions, config.level, 0)
     right: dict[tuple[str, str], list[np.ndarray]] = {}
     cost: dict[tuple[str, str], list[float]] = {}
     for seed in range(config.seeds):
-        asked = questions("test", config.test_questions, config.level, seed)
         picked, encoded = evidence(model, asked, config, seed)
         chosen = {ALL: [tuple(range(len(q.segments))) for q in asked], MARA: picked}
         for reader in (BASE, *config.readers):
@@ -84,14 +87,14 @@ def run(add: Callable[..., None], model: Model, config: GridConfig) -> dict[str,
                 right.setdefault((reader, context), []).append(found)
                 spent = model.cfg.layers * tokens + (encoded if context == MARA else 0.0)
                 cost.setdefault((reader, context), []).append(spent)
-    shares = {cell: np.concatenate(each) for cell, each in right.items()}
+    shares = {cell: np.stack(each) for cell, each in right.items()}
     for (reader, context), share in shares.items():
-        gap = bootstrap.paired(share, shares[reader, ALL])
-        own = bootstrap.paired(share, np.zeros(len(share)))
-        facts = dict(reader=reader, context=context, n=len(share), seeds=config.seeds, right=own.mean)
-        facts |= dict(low=own.low, high=own.high, over_all=gap.mean, over_all_low=gap.low, over_all_high=gap.high)
-        by_seed = [float(each.mean()) for each in right[reader, context]]
-        add(**facts, by_seed=by_seed, cost=float(np.mean(cost[reader, context])))
+        own = bootstrap.paired(share, np.zeros_like(share))
+        facts = dict(reader=reader, context=context, n=own.n, seeds=config.seeds, right=own.mean)
+        facts |= dict(low=own.low, high=own.high, over_all=bootstrap.paired(share, shares[reader, ALL]).points)
+        if (LORA, context) in shares:
+            facts["over_lora"] = bootstrap.paired(share, shares[LORA, context]).points
+        add(**facts, by_seed=share.mean(axis=1).tolist(), cost=float(np.mean(cost[reader, context])))
     return {f"{reader}_{context}": float(share.mean()) for (reader, context), share in shares.items()}
 
 
@@ -130,11 +133,13 @@ def expert(model: Model, config: GridConfig, reader: str, seed: int) -> Adapter:
 def answered(
     model: Model, asked: Sequence[Question], chosen: Sequence[Sequence[int]], adapter: Adapter | None
 ) -> tuple[np.ndarray, float]:
-    """Which questions are answered right, and the mean number of prompt tokens."""
+    """Which questions are answered right, and the mean number of tokens that are read and written."""
     examples = [facts.read(question, picked) for question, picked in zip(asked, chosen, strict=True)]
     reader = systems.BASE
     if adapter is not None:
         reader = System(name=adapter.name, experts=(adapter,), single=adapter.name)
     written = systems.answers(model, reader, examples, length=LENGTH)
     found = JUDGE.verify([example.answer for example in examples], written)
-    return np.array(found, float), float(np.mean([len(model.tokenizer.encode(e.prompt)) for e in examples]))
+    count = lambda text: len(model.tokenizer.encode(text))
+    spent = [count(e.prompt) + count(text) for e, text in zip(examples, written, strict=True)]
+    return np.array(found, float), float(np.mean(spent))

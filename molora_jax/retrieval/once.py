@@ -1,13 +1,14 @@
 """What encoding once costs and loses against the published chain, which encodes anew behind every anchor."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from molora_jax.data.multihop.question import Question
 from molora_jax.retrieval import comparison, published, training
-from molora_jax.retrieval.comparison import Inputs, pool
+from molora_jax.retrieval.comparison import Inputs
 from molora_jax.retrieval.mara import MaraConfig
 from molora_jax.retrieval.training import TrainingConfig
 
@@ -24,8 +25,8 @@ def compare(
 ) -> dict[str, float]:
     """Trains and runs both chains on the same questions, and adds a row for each set and for all together.
 
-    Both routers read encodings alone, and have the passes of `config`. The published one is trained behind the anchors
-    that the first of ours picks.
+    Both routers read encodings alone, and have the passes of `config`. The published one is trained behind anchors that
+    it picks itself, once it has been trained behind those that the first of ours picks.
 
     Returns:
       `encode_once_cost_ratio`, encoder tokens × layers of the published chain, every row in full, over ours; and
@@ -36,13 +37,17 @@ def compare(
     once = dataclasses.replace(cfg, chained=True)
     ours = comparison.fit(once, inputs.slates(mine, bare=True), config, seeds)
     picked = training.chains(once, ours[0].params, inputs.slates(mine, bare=True), passes=passes)
-    anchors = [chain.ranking[: min(passes, len(chain.ranking)) - 1] for chain in picked]
+    anchors = [chain.ranking[: chain.picks - 1] for chain in picked]
     again, alone = dataclasses.replace(cfg, chained=False), dataclasses.replace(config, passes=1)
-    theirs = comparison.fit(again, published.slates(encoder, mine, anchors, pool), alone, seeds)
+    first = comparison.fit(again, published.slates(encoder, mine, anchors, inputs.pool), alone, 1)[0].params
+    picked = [published.run(encoder, again, first, question, inputs.pool, passes=passes) for question in mine]
+    anchors = [chain.ranking[: chain.picks - 1] for chain in picked]
+    theirs = comparison.fit(again, published.slates(encoder, mine, anchors, inputs.pool), alone, seeds)
     figures, costs = [], []
     for name, own in test.items():
         found = comparison.ranked(once, ours, inputs.slates(own, bare=True), passes)
-        each = [[published.run(encoder, again, one.params, q, pool, passes=passes) for q in own] for one in theirs]
+        rank = functools.partial(published.run, encoder, again, pool=inputs.pool, passes=passes)
+        each = [[rank(one.params, question) for question in own] for one in theirs]
         spent = [_published_cost(inputs, q, chain.ranking[:passes]) for q, chain in zip(own, each[0], strict=True)]
         saved = inputs.cost(own, bare=True)
         pair = [_quality(own, chains) for chains in (found, each)]

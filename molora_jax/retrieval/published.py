@@ -4,6 +4,7 @@ Each pass is a question of its own, whose candidates are those not yet picked: s
 so does it run, with its own.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 
@@ -43,7 +44,7 @@ def slates(
 
 def run(encoder: Encoder, cfg: MaraConfig, params: Params, question: Question, pool: Pool, *, passes: int) -> Chain:
     """The chain of one question."""
-    count = len(question.segments)
+    count, plain = len(question.segments), dataclasses.replace(cfg, slots=0)  # the global head ranks nothing
 
     def score(hypotheses: Sequence[tuple[int, ...]], racing: np.ndarray) -> np.ndarray:
         logits = np.zeros(racing.shape)
@@ -51,7 +52,7 @@ def run(encoder: Encoder, cfg: MaraConfig, params: Params, question: Question, p
             left = [i for i in range(count) if i not in picked]
             vectors = np.zeros((1, count, cfg.encoding), np.float32)
             vectors[0, : len(left)] = pool(encoder.encode([_job(question, picked, left)])[0])
-            logits[row, left] = _local(cfg, params, vectors, np.arange(count)[None] < len(left))[0, : len(left)]
+            logits[row, left] = _local(plain, params, vectors, np.arange(count)[None] < len(left))[0, : len(left)]
         return logits
 
     return chain.search(score, count, passes=passes)

@@ -13,11 +13,12 @@ TRAINING = TrainingConfig(passes=3, epochs=10, rows=16, rate=5e-3, encoding_rate
 def router(inputs: Inputs, *, bare: bool = False, mixer: Kind = "sorted") -> MaraConfig:
     """A small router, chained, with the channels and links that the inputs have; `bare` reads encodings alone.
 
-    Of the published one it has the pooling by mean, an eighth of the width, half the layers and a quarter of the
-    states, and no global head where the mixer is free of the candidates' order.
+    Unlike the published one it pools by mean unless the inputs are tokens; it has an eighth of the width, half the
+    layers, a quarter of the states, and no global head where the mixer is free of the candidates' order.
     """
     beside = {} if bare else dict(channels=inputs.beside.channels, links=inputs.beside.links)
-    small = dict(width=32, layers=1, states=16, slots=0 if mixer in ORDER_FREE else 20, pooling="mean")
+    pooling = "attention" if inputs.pooling == "attention" else "mean"
+    small = dict(width=32, layers=1, states=16, slots=0 if mixer in ORDER_FREE else 20, pooling=pooling)
     return MaraConfig(encoding=inputs.width, mixer=mixer, chained=True, standard=True, **small, **beside)
 
 

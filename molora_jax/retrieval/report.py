@@ -5,9 +5,11 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from molora_jax import benchmarking
 from molora_jax.data.multihop.question import Question
-from molora_jax.retrieval import comparison, recipe
+from molora_jax.retrieval import comparison, metrics, recipe
 from molora_jax.retrieval.attention import AttentionRanker
 from molora_jax.retrieval.comparison import POOLED, Inputs, Values
 from molora_jax.retrieval.encode import Encoder
@@ -52,9 +54,18 @@ class Report:
             self.measure(name, {of: own[name] for of, own in found.items()}, costs, trained_on="-")
 
     def given(self, name: str, file: str | pathlib.Path) -> None:
-        """Rows of somebody else's rankings, as `comparison.given` reads them; what they cost is not known."""
-        found = comparison.given(file, self.questions)
-        self.measure(name, {of: [ranked] for of, ranked in found.items()}, {}, trained_on="theirs")
+        """Rows of somebody else's rankings, as `comparison.given` reads them; what they cost is not known.
+
+        Also EM and F1 of exactly those segments that are named, by MuSiQue's rule.
+        """
+        named = comparison.given(file, self.questions)
+        for of, own in named.items():
+            score = metrics.mean([metrics.paragraphs(q, ids) for q, ids in zip(self.questions[of], own, strict=True)])
+            shown = dict(named=float(np.mean([len(ids) for ids in own])), support_em=score.em, support_f1=score.f1)
+            self._add(system=name, set=of, n=len(own), **shown, support_recall=score.recall)
+        whole = lambda of: zip(named[of], self.questions[of], strict=True)
+        rankings = {of: [[comparison.completed(ids, len(q.segments)) for ids, q in whole(of)]] for of in named}
+        self.measure(name, rankings, {}, trained_on="theirs")
 
     def frozen(self, encoder: Encoder, ranker: AttentionRanker, learn: Mapping[str, Sequence[Question]]) -> None:
         """Rows of what a model ranks by itself: cosines of last tokens, and attention by heads chosen on `learn`."""

@@ -175,7 +175,8 @@ def scored(cfg: MaraConfig, params: Params, batch: Slates, encodings, passes: in
 
 
 def chains(cfg: MaraConfig, params: Params, slates: Sequence[Slate], *, passes: int) -> list[Chain]:
-    """What the router ranks, in the order of the slates."""
+    """What the router ranks, in the order of the slates; the global head ranks nothing, and does not bound them."""
+    cfg = dataclasses.replace(cfg, slots=0)
     found, count, length = [], most(slates), longest(slates)
     for start in range(0, len(slates), ROWS):
         chosen = list(slates[start : start + ROWS])

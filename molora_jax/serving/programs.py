@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import pathlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
@@ -11,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from molora_jax.checkpoints.model import Model
+from molora_jax.checkpoints.resolve import part
 from molora_jax.config import UserError
 from molora_jax.routing import heads
 from molora_jax.routing.heads import HeadConfig
@@ -67,7 +67,7 @@ class Options:
 
     Attributes:
       knobs: values by name, for all requests.
-      head: folder of a trained head; without one a head has random weights, drawn from `seed`.
+      head: folder of a trained head, or `testbed:r2r`; without one a head has random weights, drawn from `seed`.
       delimiter: the text that ends a step: the tokens that hold it do.
       score_prompt: what asks the scoring model about a step; by default `GRADE` or `REWARD`.
       trace: of Replay, the model of each token of prompt and answer; without one it is drawn from `seed`.
@@ -204,7 +204,7 @@ def _head(kind: str, site: _Site, outputs: int = 1) -> tuple[HeadConfig, Params,
         cfg = HeadConfig(kind=kind, hidden=width, outputs=outputs, **sizes)
         _say(f"head: {kind}, RANDOM weights of seed {site.options.seed}, for none was given: --head=FOLDER")
         return cfg, heads.init(cfg, site.options.seed), {}
-    cfg, params, threshold = heads.load(pathlib.Path(folder))
+    cfg, params, threshold = heads.load(part(folder))
     wanted = dict(kind=kind, hidden=width, outputs=outputs)
     got = {name: getattr(cfg, name) for name in wanted}
     if got != wanted:

@@ -157,9 +157,10 @@ class Collector:
             ids=[example.id for example in groups.examples for _ in range(self.how.per_prompt)],
         )
         tree = self._tree(state)
-        facts = _told(drawn) | dict(refills=float(refills)) | self._compared(tree, batch)
         # Ratios are of the trainer to itself: what the engine rounds otherwise is no change of the policy.
-        batch = dataclasses.replace(batch, logprobs=None if self.how.updates == 1 else self._scores(tree, batch))
+        own = None if self.how.updates == 1 else self._scores(tree, batch)
+        facts = _told(drawn) | dict(refills=float(refills)) | self._compared(tree, batch, own)
+        batch = dataclasses.replace(batch, logprobs=own)
         if self.how.beta:
             batch = dataclasses.replace(batch, reference=self._scores(self._start, batch))
         return Round(batch, facts)
@@ -190,10 +191,15 @@ class Collector:
         rows = [found[i : i + shape[1]] for i in range(0, len(found), shape[1])]
         return _Groups(examples, rows, np.array(right).reshape(shape), rewards.reshape(shape))
 
-    def _compared(self, tree: Any, batch: Experience) -> dict[str, float]:
-        """The first rollout of every prompt as the trainer sees it: against the engine, and against the reference."""
-        probe = batch.rows(slice(None, None, self.how.per_prompt))
-        own = np.asarray(self._scores(tree, probe))
+    def _compared(self, tree: Any, batch: Experience, own: Array | None) -> dict[str, float]:
+        """Rollouts as the trainer sees them: against the engine, and against the reference.
+
+        Args:
+          own: the trainer's log-probabilities of the batch where it has them; else the first rollout of every prompt is
+            scored.
+        """
+        probe = batch if own is not None else batch.rows(slice(None, None, self.how.per_prompt))
+        own = np.asarray(self._scores(tree, probe) if own is None else own)
         gap, scale = np.abs(own - probe.logprobs).max(), max(1.0, np.abs(own).max())
         if not gap <= self._tolerance * scale:
             raise UserError(

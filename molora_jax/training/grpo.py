@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 
 from molora_jax.adapters.adapter import Adapter
+from molora_jax.adapters.digest import adapter_digest
 from molora_jax.checkpoints import peft
 from molora_jax.checkpoints.model import DTYPES, Model
 from molora_jax.config import UserError
@@ -57,9 +58,9 @@ def run(config: RLVRConfig, folder: Path | str, *, progress: bool = True) -> Res
     folder = Path(folder)
     if jax.process_count() > 1:
         raise UserError(f"rlvr: got {jax.process_count()} processes, expected one: its engine plays on one device")
-    settings.remember(config, folder)
     model, _ = sft.load(config)
     adapter = dataclasses.replace(_start(config, model, folder, progress), name=folder.resolve().name)
+    settings.remember(config, folder, start=adapter_digest(adapter))
     learner = Learner.of(config, model, adapter)
     print(
         f"rlvr: {config.algorithm}, {config.steps} batches of {config.prompts} prompts × {config.per_prompt} rollouts, "

@@ -60,6 +60,10 @@ def test_against_a_plain_search(width, steps, penalty):
         assert [beam.tokens for beam in got] == [tokens for _, tokens in want]
         np.testing.assert_allclose([beam.logprob for beam in got], [total for total, _ in want], rtol=1e-4)
         assert [beam.finished for beam in got] == ["stop" if t[-1] in stops else "length" for _, t in want]
+    passes = {beam.passes for got in found for beam in got}
+    longest = max(len(beam.tokens) for got in found for beam in got)
+    assert len(passes) == 1
+    assert longest - 1 <= passes.pop() <= steps - 1
 
 
 def test_one_beam_is_greedy():
@@ -68,6 +72,7 @@ def test_one_beam_is_greedy():
     for prompt, [got] in zip(PROMPTS, found, strict=True):
         request = Request(prompt=prompt, max_new_tokens=9, stops=stops)
         assert (got.tokens, got.finished) == naive_text.generate(CFG, PARAMS, request)
+        assert got.passes == max(len(one.tokens) for [one] in found) - 1
 
 
 def test_beams_as_wide_as_all_pairs_find_the_best_of_all_texts():

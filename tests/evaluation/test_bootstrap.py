@@ -20,6 +20,17 @@ def test_against_every_resample_of_four_questions():
     assert got.share == pytest.approx(np.mean(means <= 0), abs=0.01)
 
 
+def test_against_every_resample_of_three_seeds_and_four_questions():
+    gaps = np.array([[0.93, -0.11, -0.52, 0.34], [0.27, 0.56, 1.07, -0.72], [0.13, 0.01, -0.4, 0.6]])
+    draw = lambda count: [list(each) for each in itertools.product(range(count), repeat=count)]
+    means = np.array([gaps[np.ix_(seeds, questions)].mean() for seeds in draw(3) for questions in draw(4)])
+    got = bootstrap.paired(gaps + 2, np.full((3, 4), 2.0), level=0.8, resamples=200_000)
+    assert (got.mean, got.n) == (pytest.approx(gaps.mean()), 4)
+    assert [got.low, got.high] == pytest.approx(np.quantile(means, [0.1, 0.9]), abs=0.005)
+    assert got.share == pytest.approx(np.mean(means <= 0), abs=0.01)
+    assert bootstrap.paired(gaps[:1], gaps[:1] * 0) == bootstrap.paired(gaps[0], gaps[0] * 0)  # one seed has no spread
+
+
 def test_many_questions_give_the_normal_interval():
     rng = np.random.default_rng(0)
     ours, theirs = rng.random(2000), rng.random(2000)

@@ -70,16 +70,20 @@ def test_rankings_made_elsewhere(data, tmp_path):
     theirs = {first.id: [2, 0], second.id: [], third.id: list(range(count))[::-1]}
     file.write_text(json.dumps({"wiki2": theirs, "another": {}}))
     found = comparison.given(file, dev)
+    assert found == {"wiki2": [(2, 0), (), tuple(range(count))[::-1]]}
     rest = [i for i in range(count) if i not in (2, 0)]
-    assert found == {"wiki2": [(2, 0, *rest), tuple(range(count)), tuple(range(count))[::-1]]}
+    whole = [(2, 0, *rest), tuple(range(count)), tuple(range(count))[::-1]]
+    assert [comparison.completed(own, count) for own in found["wiki2"]] == whole
     rows = []
     report = Report(lambda **row: rows.append(row), dev)
     report.untrained(Beside(), 1)
     report.given("beam", file)
-    own = [row for row in rows if row["system"] == "beam"]
+    picked, *own = [row for row in rows if row["system"] == "beam"]
+    assert (picked["named"], picked["support_em"]) == (pytest.approx((2 + count) / 3), 0)
+    assert picked["support_recall"] == pytest.approx((1 / 2 + 0 + 1) / 3)
     assert [row["set"] for row in own] == ["wiki2"]
     support = [set(q.supporting) for q in dev["wiki2"]]
-    hits = [len(s & set(r[:2])) / len(s) for s, r in zip(support, found["wiki2"], strict=True)]
+    hits = [len(s & set(r[:2])) / len(s) for s, r in zip(support, whole, strict=True)]
     assert own[0]["r2"] == pytest.approx(np.mean(hits))
     assert "| beam | theirs | wiki2 | 3 |" in report.table()
     assert own[0]["cost"] is None

@@ -1,5 +1,6 @@
 """Stage 2 of a seed: every way to compose the frozen experts, trained on their traces and put beside the bounds."""
 
+import dataclasses
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,11 +27,12 @@ from molora_jax.training import classifier, compose, distil, growth
 from molora_jax.training.compose import ComposeConfig
 from molora_jax.training.distil import DistilConfig
 from molora_jax.training.fit import fit
-from molora_jax.training.mixture import MixtureConfig
+from molora_jax.training.mixture import ATTENTION, MixtureConfig
 from molora_jax.training.specialist import AdapterConfig
 
 USES = (*stage1.USES, "traces", "composed", "kinds", "joint")
 OWNER = {name: name for name in SINGLE}
+ROUTER_ALONE = "hard_dense, no attention LoRA"
 
 
 def run(plan: Plan, seed: int, runs: Path) -> dict[str, Any]:
@@ -88,12 +90,20 @@ def _added(plan: Plan, model: Model, experts: Sequence[Adapter], traces: Sequenc
 
 
 def _rivals(plan: Plan, model: Model, experts: Sequence[Adapter], traces: Sequence[Example], seed: int, folder: Path):
-    """What is no mixture of `training.mixture`: Arrow, the prompt classifier, and one LoRA for everything."""
+    """What is no mixture of `training.mixture`: Arrow, the prompt classifier, one LoRA for everything, and what of a
+    mixture is its attention LoRA's: the LoRA without experts, and the router without the LoRA.
+    """
     decides = classifier.train(model, traces, OWNER, [e.name for e in experts], seed=seed)
     one = fit(model, traces, "joint", AdapterConfig(rank=plan.rank), steps=plan.joint, rate=plan.rate, seed=seed)
     peft.save(folder / "joint", model.cfg, one)
+    config = settings(plan, "hard_dense", seed)
+    alone = AdapterConfig(rank=config.mixture.rank, sites=ATTENTION)
+    attention = fit(model, traces, "attention", alone, steps=config.steps, rate=config.rate, seed=seed)
+    routed = dataclasses.replace(config, mixture=dataclasses.replace(config.mixture, rank=0))
     return [
         systems.composed("arrow", Composition(tuple(experts), arrow(experts, k=1))),
         System(name="prompt classifier", experts=tuple(experts), classifier=decides),
         System(name="joint LoRA", experts=(one,), single=one.name),
+        System(name="attention LoRA alone", experts=(attention,), single=attention.name),
+        systems.composed(ROUTER_ALONE, compose.run(model, experts, traces, OWNER, routed, progress=False)),
     ]

@@ -59,7 +59,7 @@ class Plan:
     traces: int = 400
     composed: int = 200
     small_supervised: int = 600
-    kinds: tuple[str, ...] = ("hard", "hard_dense", "soft", "top2", "loramoe", "xlora")
+    kinds: tuple[str, ...] = ("hard", "hard_dense", "soft", "top2", "xlora")
     joint: int = 300
     gated: int = 100
     gate_domains: tuple[str, ...] = ("text", "list")

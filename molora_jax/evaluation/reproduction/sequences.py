@@ -11,12 +11,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from molora_jax import benchmarking
+from molora_jax.adapters.adapter import Adapter
 from molora_jax.adapters.composition import Composition
 from molora_jax.checkpoints import model as models
 from molora_jax.checkpoints.model import Model
 from molora_jax.data.example import Example
-from molora_jax.data.testbed import prompts, splits
+from molora_jax.data.testbed import prompts, splits, verifier
 from molora_jax.data.testbed.domains import DOMAINS
 from molora_jax.data.testbed.problem import draw
 from molora_jax.data.testbed.recipe import Stream, specialist
@@ -25,15 +28,18 @@ from molora_jax.evaluation.comparison import Comparison
 from molora_jax.evaluation.reproduction.mixtures import OWNER, drawn, settings
 from molora_jax.evaluation.reproduction.plan import ENDLESS, MLP, SINGLE, Plan
 from molora_jax.evaluation.systems import Answerer, System
-from molora_jax.training import compose
+from molora_jax.training import classifier, compose
 from molora_jax.training.fit import fit
 from molora_jax.training.specialist import AdapterConfig
+from molora_jax.typing import Bool
 
 USES = ("large", "small", "problems", "small_supervised", "rank", "rate", "traces", "composed")
 K = 3
 """Domains of a prompt: the bases were pretrained on no more, and four do not fit in their 128 tokens."""
 STEPS = 2
 """Operations of each of K problems."""
+BETWEEN = prompts.joined(("", ""))
+PASSES_OF_OWN = "a pass of each domain's expert"
 PASSES = (3, 4)
 """Experts whose passes are timed against one routed pass."""
 
@@ -49,9 +55,12 @@ def run(plan: Plan, seed: int, runs: Path) -> dict[str, Any]:
     routed = compose.run(small, experts, traces, OWNER, settings(plan, "hard_dense", seed), progress=False)
     sets = plan.sets() | {f"{K} domains": several(plan.problems)}
     rivals = [*systems.bounds(experts, OWNER, small.cfg.layers), systems.composed("routed by token", routed)]
+    decides = classifier.train(small, traces, OWNER, [e.name for e in experts], seed=seed)
+    rivals.append(System(name="routed by prompt", experts=tuple(experts), classifier=decides))
     found = comparison.compare(small, rivals, sets)
     theirs = comparison.compare(large, [dataclasses.replace(systems.BASE, name="large base")], sets)
-    whole = Comparison(found.sets, found.right | theirs.right, found.seconds | theirs.seconds)
+    each = {PASSES_OF_OWN: {name: own_parts(small, experts, asked) for name, asked in sets.items()}}
+    whole = Comparison(found.sets, found.right | each | theirs.right, found.seconds | theirs.seconds)
     return dict(comparison=whole.values, passes=passes(small, routed, sets[f"{K} domains"]))
 
 
@@ -67,6 +76,25 @@ def _several(id: str, split: str) -> Example:
     names = rng.sample(list(DOMAINS), K)
     problems = [splits.draw_until(split, functools.partial(one, name), question) for name in names]
     return prompts.write(problems, id=id, split=split)
+
+
+def own_parts(model: Model, experts: Sequence[Adapter], examples: Sequence[Example]) -> Bool[np.ndarray, "n"]:
+    """Whether the passes of all its domains' experts solve a prompt, if of each pass its own domain's answer is taken.
+
+    That is the best that routing of sequences can do: somebody knows the domains, and which part of what an expert
+    writes is its own.
+    """
+    written = {}
+    for expert in experts:
+        alone = System(name=expert.name, experts=tuple(experts), single=expert.name)
+        written[expert.name] = systems.answers(model, alone, examples)
+    right = []
+    for i, example in enumerate(examples):
+        wanted, domains = example.answer.split(BETWEEN), example.task.split("+")
+        given = [(verifier.parse(written[OWNER[domain]][i]) or "").split(BETWEEN) for domain in domains]
+        parts = [parts[place] if len(parts) == len(wanted) else None for place, parts in enumerate(given)]
+        right.append(parts == wanted)
+    return np.array(right, bool)
 
 
 def passes(model: Model, routed: Composition, examples: Sequence[Example], repeats: int = 3) -> dict[str, Any]:

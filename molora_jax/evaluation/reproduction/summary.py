@@ -10,15 +10,16 @@ import numpy as np
 from molora_jax import benchmarking
 from molora_jax.config import UserError
 from molora_jax.evaluation import comparison, pair_report, report
-from molora_jax.evaluation.bootstrap import Difference
 from molora_jax.evaluation.comparison import Comparison
 from molora_jax.evaluation.pair import RANDOM, TRAINED
 from molora_jax.evaluation.reproduction import jobs
+from molora_jax.evaluation.reproduction.mixtures import ROUTER_ALONE
 from molora_jax.evaluation.reproduction.plan import ADDED, LATE, MIXED, REMOVED, SINGLE
+from molora_jax.evaluation.reproduction.sequences import PASSES_OF_OWN
 from molora_jax.evaluation.routing import Routing
 
-SOFT = ("soft", "top2", "switch", "loramoe", "xlora", "mole", "phatgoose", "lorahub", "soup", "uniform", "arrow")
-"""What hard routing is compared with: mixtures and scaled choices."""
+SOFT = ("soft", "top2", "switch", "loramoe", "mixlora", "smear", "xlora", "mole", "phatgoose", "lorahub", "soup")
+"""What hard routing is compared with: mixtures and scaled choices that are trained."""
 
 HARD = "hard_dense"
 """The hard choice that the numbers are of: top-1 at unit scale as `hard`, whose router learns from all experts."""
@@ -92,12 +93,6 @@ def _origin(wholes: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     return "\n".join(lines)
 
 
-def points(difference: Difference) -> str:
-    """In percentage points, with its interval."""
-    mean, low, high = (100 * value for value in (difference.mean, difference.low, difference.high))
-    return f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
-
-
 def _shares(runs: Sequence[Comparison], system: str, name: str) -> str:
     found = [100 * run.accuracy(system, name).share for run in runs if system in run.right]
     spread = f" ± {np.std(found, ddof=1):.1f}" if len(found) > 1 else ""
@@ -111,7 +106,7 @@ def _experts(found: Sequence[Mapping[str, Any]]) -> tuple[str, dict[str, float]]
         gain = comparison.difference(runs, "rewarded", "supervised", [name])
         gains[name] = gain.mean
         systems = ("base", "supervised", "rewarded", "shuffled rewards")
-        rows.append([name, *(_shares(runs, system, name) for system in systems), points(gain)])
+        rows.append([name, *(_shares(runs, system, name) for system in systems), gain.points])
     head = ["domain", "base", "supervised start", "after rewards", "control: shuffled rewards", "gain by rewards"]
     text = "## Experts by verifiable rewards (accuracy in percent)\n\n" + benchmarking.markdown([head, *rows])
     return text, dict(rlvr_gain_min_of_best3=100 * sorted(gains.values())[-3])
@@ -131,8 +126,8 @@ def _mixtures(found: Sequence[Mapping[str, Any]]) -> tuple[str, dict[str, float]
     rows = []
     for key, (theirs, names) in differences.items():
         where = "one domain" if names == SINGLE else "several domains"
-        rows += [[kind, theirs, where, points(gap(kind, key))] for kind in (HARD, "hard") if kind in runs[0].right]
-    rows += _changed(runs)
+        rows += [[kind, theirs, where, gap(kind, key).points] for kind in (HARD, "hard") if kind in runs[0].right]
+    rows += _router_alone(runs) + _changed(runs)
     counts = {name: sum(own.values()) for name, own in found[0]["parameters"].items()}
     text = "\n\n".join(
         [
@@ -144,8 +139,17 @@ def _mixtures(found: Sequence[Mapping[str, Any]]) -> tuple[str, dict[str, float]
     )
     best = HARD if HARD in counts else "hard"
     keys = {key: 100 * gap(best, key).mean for key in differences if key != "hard_minus_joint_mixed"}
-    trained = counts.get(soft, counts.get("loramoe", counts[best]))
-    return text, keys | dict(trainable_ratio_soft_over_hard=trained / counts[best])
+    return text, keys | dict(trainable_ratio_soft_over_hard=counts[soft] / counts[best])
+
+
+def _router_alone(runs: Sequence[Comparison]) -> list[list[str]]:
+    """What the router gives without the attention LoRA that every token has, which neither bound has."""
+    bounds = (("oracle", "one domain", SINGLE), ("prompt classifier", "several domains", MIXED))
+    return [
+        [ROUTER_ALONE, theirs, where, comparison.difference(runs, ROUTER_ALONE, theirs, names).points]
+        for theirs, where, names in bounds
+        if ROUTER_ALONE in runs[0].right
+    ]
 
 
 def _changed(runs: Sequence[Comparison]) -> list[list[str]]:
@@ -154,7 +158,7 @@ def _changed(runs: Sequence[Comparison]) -> list[list[str]]:
     others = tuple(name for name in SINGLE if name != LATE)
     places = {"one domain": SINGLE, "several domains": MIXED, LATE: (LATE,), f"one domain but {LATE}": others}
     return [
-        [ours, whole, where, points(comparison.difference(runs, ours, whole, names))]
+        [ours, whole, where, comparison.difference(runs, ours, whole, names).points]
         for ours in (ADDED, REMOVED)
         for where, names in places.items()
         if ours in runs[0].right
@@ -188,7 +192,7 @@ def _gates(found: Sequence[Mapping[str, Any]]) -> tuple[str, dict[str, float]]:
     rows = []
     for kind, parameters in found[0]["parameters"].items():
         gaps = [comparison.difference(runs[name], kind, "equal", [name]) for name in domains]
-        cells = [f"{_shares(runs[name], kind, name)}; {points(gap)}" for name, gap in zip(domains, gaps, strict=True)]
+        cells = [f"{_shares(runs[name], kind, name)}; {gap.points}" for name, gap in zip(domains, gaps, strict=True)]
         rows.append([kind, f"{parameters:,}", *cells])
     gap = lambda run, name: run.accuracy("malora", name).share - run.accuracy("equal", name).share
     each = [100 * np.mean([gap(runs[name][i], name) for name in domains]) for i in range(len(found))]
@@ -206,8 +210,10 @@ def _sequences(found: Sequence[Mapping[str, Any]]) -> tuple[str, dict[str, float
         [
             "## A small base with routed experts against a large one (accuracy in percent)",
             comparison.table(runs),
-            "A prompt of several domains takes one pass if each token has its own expert, and a pass of each expert if "
-            f"a sequence has one. Time of these passes over that of the one (median over seeds): {times}.",
+            f"`{PASSES_OF_OWN}`: of each pass its own domain's answer is taken, which is the best that routing of "
+            "sequences can do. A prompt of several domains takes one pass if each token has its own expert, and a pass "
+            "of each expert if a sequence has one. Time of these passes over that of the one (median over seeds): "
+            f"{times}.",
         ]
     )
     return text, {}

@@ -11,7 +11,7 @@ from molora_jax.evaluation.reproduction.shipping import ship
 
 def test_what_is_shipped_replaces_what_was_there(tmp_path):
     plan, runs, package = dataclasses.replace(QUICK, gate_domains=("text",)), tmp_path / "runs", tmp_path / "parts"
-    parts = {name: f"{name}/adapter" for name in SINGLE} | {"malora-text": "malora-text"}
+    parts = {name: f"{name}/adapter" for name in SINGLE} | {name: name for name in ("malora-text", "r2r")}
     parts |= {f"hard/{part}": f"hard/{part}" for part in ("router", "attention")}
     for name, source in parts.items():
         (runs / "seed3" / source).mkdir(parents=True)
@@ -23,10 +23,10 @@ def test_what_is_shipped_replaces_what_was_there(tmp_path):
     for name in parts:
         assert [path.name for path in (package / name).iterdir()] == ["new"]
         assert (package / name / "new").read_text() == name
-    assert sorted(path.name for path in package.iterdir()) == sorted([*SINGLE, "hard", "malora-text"])
+    assert sorted(path.name for path in package.iterdir()) == sorted([*SINGLE, "hard", "malora-text", "r2r"])
 
 
 def test_a_stage_that_is_missing_changes_nothing(tmp_path):
-    with pytest.raises(UserError, match=r"ship: got no .*calc.*, expected the stages experts, mixtures and gates of"):
+    with pytest.raises(UserError, match=r"ship: got no .*calc.*, expected experts, mixtures, gates and pair of"):
         ship(QUICK, tmp_path, 0, tmp_path / "parts")
     assert not (tmp_path / "parts").exists()
