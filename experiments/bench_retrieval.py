@@ -15,7 +15,7 @@ from molora_jax.checkpoints.model import Model
 from molora_jax.checkpoints.resolve import cache_folder
 from molora_jax.config import UserError
 from molora_jax.data.multihop.question import Question
-from molora_jax.retrieval import comparison, once, recipe, sentence
+from molora_jax.retrieval import comparison, recipe, sentence
 from molora_jax.retrieval.attention import AttentionConfig, AttentionRanker
 from molora_jax.retrieval.comparison import SETS, Inputs
 from molora_jax.retrieval.encode import Encoder, EncoderConfig
@@ -69,12 +69,9 @@ def main() -> None:
     report.untrained(Beside(dense=dense, cache=kept), _SEEDS.value)
     for name, file in specialists.pairs("rankings", _GIVEN.value, "name=file"):
         report.given(name, file)
-    for stage in stages(report, model, seen, train, dense):
+    for stage in stages(report, model, seen, train, few, dense):
         stage()
         keep(bench, report)  # what took long is safe
-    if few is not None:
-        bare = recipe.router(seen, bare=True)
-        report.summary |= once.compare(bench.add, seen, bare, recipe.TRAINING, *few, seeds=_SEEDS.value)
     bench.finish(report.summary, report.plot)
 
 
@@ -89,13 +86,20 @@ def chained(train: Sets, dev: Sets) -> tuple[Sets, Sets]:
 
 
 def stages(
-    report: Report, model: Model, seen: Inputs, train: Sets, dense: SentenceEncoder | None
+    report: Report,
+    model: Model,
+    seen: Inputs,
+    train: Sets,
+    few: tuple[Sets, Sets] | None,
+    dense: SentenceEncoder | None,
 ) -> Iterator[Callable[[], None]]:
     """What is measured, one system after the other."""
     trained = functools.partial(report.trained, inputs=seen, seeds=_SEEDS.value)
     yield lambda: trained("mara", recipe.router(seen), learn=train)
     yield lambda: trained("channels", recipe.router(seen), learn=train, blind=True)
     yield lambda: trained("bare", recipe.router(seen, bare=True), learn=train)
+    if few is not None:
+        yield lambda: report.chains(seen, *few, _SEEDS.value)
     if _QUICK.value:
         return
     if dense is not None:

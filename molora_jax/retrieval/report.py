@@ -9,7 +9,7 @@ import numpy as np
 
 from molora_jax import benchmarking
 from molora_jax.data.multihop.question import Question
-from molora_jax.retrieval import comparison, metrics, recipe
+from molora_jax.retrieval import comparison, metrics, once, recipe
 from molora_jax.retrieval.attention import AttentionRanker
 from molora_jax.retrieval.comparison import POOLED, Inputs, Values
 from molora_jax.retrieval.encode import Encoder
@@ -103,6 +103,17 @@ class Report:
         trained_on = "all" if len(learn) > 1 else next(iter(learn))
         costs = {of: 0.0 if blind else inputs.cost(own, bare=bare) for of, own in self.questions.items()}
         self.measure(name, rankings, costs, trained_on=trained_on)
+
+    def chains(
+        self,
+        inputs: Inputs,
+        learn: Mapping[str, Sequence[Question]],
+        test: Mapping[str, Sequence[Question]],
+        seeds: int,
+    ) -> None:
+        """Rows of the chain that encodes once beside the published one (`once.compare`)."""
+        bare = recipe.router(inputs, bare=True)
+        self.summary |= once.compare(self._add, inputs, bare, recipe.TRAINING, learn, test, seeds=seeds)
 
     def measure(self, name: str, rankings: Mapping[str, Sequence], costs: Mapping[str, float], **facts: Any) -> None:
         """A row for each set, and for the pooled ones if all are there: rankings by set and seed, and what they cost.
