@@ -206,17 +206,14 @@ def _sequences(found: Sequence[Mapping[str, Any]]) -> tuple[str, dict[str, float
     runs = [Comparison.of(seed["comparison"]) for seed in found]
     ratios = {k: np.median([seed["passes"]["ratios"][k] for seed in found]) for k in found[0]["passes"]["ratios"]}
     times = ", ".join(f"{ratio:.2f} × for {k} experts" for k, ratio in ratios.items())
-    text = "\n\n".join(
-        [
-            "## A small base with routed experts against a large one (accuracy in percent)",
-            comparison.table(runs),
-            f"`{PASSES_OF_OWN}`: of each pass its own domain's answer is taken, which is the best that routing of "
-            "sequences can do. A prompt of several domains takes one pass if each token has its own expert, and a pass "
-            "of each expert if a sequence has one. Time of these passes over that of the one (median over seeds): "
-            f"{times}.",
-        ]
+    told = (
+        "A prompt of several domains takes one pass if each token has its own expert, and a pass of each expert if "
+        f"a sequence has one. Time of these passes over that of the one (median over seeds): {times}."
     )
-    return text, {}
+    if PASSES_OF_OWN in runs[0].right:
+        told += f" Of `{PASSES_OF_OWN}` its own domain's answer is taken: the best that routing of sequences can do."
+    head = "## A small base with routed experts against a large one (accuracy in percent)"
+    return "\n\n".join([head, comparison.table(runs), told]), {}
 
 
 def _pair(found: Sequence[Mapping[str, Any]]) -> tuple[str, dict[str, float]]:
