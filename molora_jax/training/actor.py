@@ -1,33 +1,28 @@
-"""A policy in training as the engine plays it: one adapter over the frozen base, swapped after every update."""
+"""A policy in training as the engine plays it, its values swapped after every update."""
 
-import dataclasses
 import time
 from collections.abc import Sequence
+from typing import Any
 
-from molora_jax.adapters.adapter import Adapter
-from molora_jax.adapters.library import Library
-from molora_jax.adapters.spec import BankSpec
 from molora_jax.config import ModelConfig
 from molora_jax.data.example import Example
 from molora_jax.data.tasks import registry
 from molora_jax.data.tasks.reward import Reward
 from molora_jax.engine.engine import Engine
-from molora_jax.engine.experts import Experts
 from molora_jax.engine.request import EngineConfig
 from molora_jax.text.tokenizer import Tokenizer
+from molora_jax.training.policy import Policy
 from molora_jax.training.rollout import Rollout, rollouts
-from molora_jax.typing import Params
 
 PAGE = 8
 """Tokens of a KV page: prompts are short, and their rollouts share only whole pages."""
 
 
 class Actor:
-    """Plays prompts with the adapter that `sync` gave it last; no new version of it compiles anything.
+    """Plays prompts with the values that `sync` gave it last; no new version of them compiles anything.
 
     Args:
-      params: of the frozen base, as the trainer has them.
-      adapter: one with the name, sites and ranks of all that come.
+      policy: what is played; a router's choices are recorded.
       rows: rollouts at once.
       length: most tokens of a prompt and what follows it.
       most: most tokens that follow it.
@@ -39,23 +34,21 @@ class Actor:
     def __init__(
         self,
         cfg: ModelConfig,
-        params: Params,
         tokenizer: Tokenizer,
-        adapter: Adapter,
+        policy: Policy,
         *,
         rows: int,
         length: int,
         most: int,
     ):
-        self.tokenizer, self.most, self.name, self.seconds = tokenizer, most, adapter.name, 0.0
-        self.library = Library(BankSpec.holding([adapter], dtype=params["embed"]["weight"].dtype), params)
-        config = EngineConfig(max_rows=rows, max_length=length, page_size=PAGE, block=length)
-        self.engine = Engine(cfg, params, config, Experts(self.library, cfg.vocab))
-        self.sync(adapter)
+        self.tokenizer, self.most, self.policy, self.seconds = tokenizer, most, policy, 0.0
+        config = EngineConfig(max_rows=rows, max_length=length, page_size=PAGE, block=length, trace=policy.routed)
+        self.engine = Engine(cfg, policy.tree["params"], config, policy.experts)
+        self.sync(policy.trained(policy.tree))
 
-    def sync(self, adapter: Adapter) -> None:
-        """Plays with these values from now on."""
-        self.library.add(dataclasses.replace(adapter, name=self.name))
+    def sync(self, found: Any) -> None:
+        """Plays with the values of this adapter or composition from now on."""
+        self.policy.play(found)
 
     def play(
         self, examples: Sequence[Example], *, per_prompt: int, temperature: float = 1.0, seed: int = 0
@@ -69,7 +62,7 @@ class Actor:
             max_new_tokens=self.most,
             stops=self.tokenizer.eos,
             temperature=temperature,
-            adapter=self.name,
+            adapter=self.policy.adapter,
             seed=seed,
         )
         self.seconds += time.monotonic() - begun

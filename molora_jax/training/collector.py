@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from molora_jax.adapters.adapter import Adapter
 from molora_jax.config import UserError
 from molora_jax.data.example import Example
 from molora_jax.data.tasks.reward import Reward
@@ -107,7 +106,7 @@ class Collector:
     """Draws batches for `training.loop`; where it is in its prompts is all that it must remember.
 
     Args:
-      adapter: that of a state, for the engine.
+      trained: what of a state the engine plays.
       tree: that of a state, for `scores`.
       start: the tree that is the reference.
       dtype: of the base.
@@ -119,14 +118,14 @@ class Collector:
         actor: Actor,
         prompts: Prompts,
         *,
-        adapter: Callable[[State], Adapter],
+        trained: Callable[[State], Any],
         tree: Callable[[State], Any],
         start: Any,
         scores: Scores,
         dtype,
     ):
         self.how, self.actor, self.prompts = how, actor, prompts
-        self._adapter, self._tree, self._start, self._scores = adapter, tree, start, scores
+        self._trained, self._tree, self._start, self._scores = trained, tree, start, scores
         self._tolerance = AGREEMENT["float32" if np.dtype(dtype).itemsize >= 4 else "bfloat16"]
 
     def get_state(self) -> dict[str, int]:
@@ -143,7 +142,7 @@ class Collector:
         Raises:
           UserError: the engine gave the tokens other probabilities than the trainer does.
         """
-        self.actor.sync(self._adapter(state))
+        self.actor.sync(self._trained(state))
         drawn, refills = self._drawn()
         groups = self._chosen(drawn)
         found = [rollout for own in groups.rollouts for rollout in own]
@@ -154,6 +153,7 @@ class Collector:
             length=_padded(max(len(r.prompt) + len(r.tokens) for r in found)),
             most=self.actor.most,
             counts=[r.finished for r in found] if self.how.mask_truncated else None,
+            choices=self.actor.policy.choices(found),
             ids=[example.id for example in groups.examples for _ in range(self.how.per_prompt)],
         )
         tree = self._tree(state)

@@ -111,7 +111,7 @@ def run(
         attention = mixture.new_attention(model.cfg, model.params, config.mixture, seed=config.seed)
         made = trainer(model, experts, mixer, attention, config)
         tree = fit(made, documents, slots(experts, traces, owner), config, folder, progress=progress)
-        found = Composition(tuple(experts), *_trained(tree, mixer, attention))
+        found = Composition(tuple(experts), *trained(tree, mixer, attention))
     if folder is not None:
         composition.save(folder, model, found)
     return found
@@ -175,9 +175,9 @@ def trainer(
 
 
 def unrolled(model: Model) -> Params:
-    """The base's parameters for such a step: on a CPU taken apart into layers."""
+    """The base's parameters for such a step: on a CPU taken apart into layers; the model stays."""
     apart = jax.default_backend() == "cpu" and isinstance(model.params["layers"], dict)
-    return transformer.unstack(model.params) if apart else model.params
+    return transformer.unstack(dict(model.params)) if apart else model.params
 
 
 def stepper(tree: dict[str, Any], loss: Loss, groups: tuple[Group, ...], config: ComposeConfig) -> Trainer:
@@ -221,7 +221,8 @@ def _digests(leaves: Leaves) -> dict[str, bytes]:
     return {path: hashlib.blake2b(np.asarray(leaf).tobytes()).digest() for path, leaf in leaves.items()}
 
 
-def _trained(tree: dict[str, Any], mixer: Any, attention: Adapter | None) -> tuple[Any, Adapter | None]:
+def trained(tree: dict[str, Any], mixer: Any, attention: Adapter | None) -> tuple[Any, Adapter | None]:
+    """The router and the attention LoRA with the values of a tree that has been trained."""
     found = jax.tree.map(np.asarray, mixture.trained_mixer(tree, mixer))
     return found, None if attention is None else shared(tree["bank"], tree["params"], attention)
 

@@ -1,25 +1,29 @@
-"""Stage 1: one adapter over a frozen base learns by reinforcement from verifiable rewards; in the end, its folder."""
+"""Reinforcement from verifiable rewards: of one adapter (stage 1), or of the router over frozen experts (stage 3)."""
 
 import dataclasses
 import functools
 import itertools
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 
 from molora_jax.adapters.adapter import Adapter
-from molora_jax.adapters.digest import adapter_digest
-from molora_jax.checkpoints import peft
+from molora_jax.adapters.composition import Composition
+from molora_jax.adapters.digest import adapter_digest, tree_digest
+from molora_jax.checkpoints import composition, peft
 from molora_jax.checkpoints.model import DTYPES, Model
 from molora_jax.config import UserError
 from molora_jax.data.document import Source
 from molora_jax.data.example import Example
 from molora_jax.data.questions import TESTBED, source
-from molora_jax.training import algorithms, curve, loop, policy_loss, settings, sft, specialist
+from molora_jax.training import algorithms, compose, curve, loop, policy_loss, settings, sft, specialist
+from molora_jax.training import policy as policies
 from molora_jax.training.actor import Actor
 from molora_jax.training.collector import Collector, Drawing, Round
 from molora_jax.training.optimiser import OptimiserConfig, Schedule
+from molora_jax.training.policy import Policy
 from molora_jax.training.prompts import Prompts, reward
 from molora_jax.training.rlvr_settings import RLVRConfig
 from molora_jax.training.step import Metrics, State, Trainer
@@ -30,14 +34,14 @@ class Result:
     """What a run came to, on its problems.
 
     Attributes:
-      adapter: the folder that it was exported to.
-      before, after: problems that were right with the adapter it started from and in the end, answered greedily.
+      out: the folder that it was exported to.
+      before, after: problems that were right at the start and in the end, answered greedily.
       sampled_before, sampled_after: likewise, answered at the temperature of the rollouts.
       problems: of how many.
       seconds: of the reinforcement alone, as far as this call did it.
     """
 
-    adapter: Path
+    out: Path
     before: int
     after: int
     sampled_before: int
@@ -47,7 +51,7 @@ class Result:
 
 
 def run(config: RLVRConfig, folder: Path | str, *, progress: bool = True) -> Result:
-    """Trains, or resumes the run in `folder`, and exports.
+    """Trains an adapter, or resumes the run in `folder`, and exports.
 
     The folder gets `start`, where the supervised run is that it starts from, `config.json`, `checkpoints`,
     `metrics.jsonl`, `tensorboard`, `reward.png` and `adapter`, a PEFT folder.
@@ -56,15 +60,50 @@ def run(config: RLVRConfig, folder: Path | str, *, progress: bool = True) -> Res
       UserError: any input that cannot be used.
     """
     folder = Path(folder)
-    if jax.process_count() > 1:
-        raise UserError(f"rlvr: got {jax.process_count()} processes, expected one: its engine plays on one device")
     model, _ = sft.load(config)
     adapter = dataclasses.replace(_start(config, model, folder, progress), name=folder.resolve().name)
     settings.remember(config, folder, start=adapter_digest(adapter))
-    learner = Learner.of(config, model, adapter)
+    policy = policies.of_adapter(model, adapter, rate=config.rate, remat=config.remat)
+    found, seconds = _reinforced(config, folder, model, policy, specialist.count(adapter), progress)
+    peft.save(folder / "adapter", model.cfg, found)
+    result = _result(config, folder, folder / "adapter", seconds)
+    print(f"adapter: --model={config.model} --adapters={found.name}={result.out} --adapter={found.name}")
+    return result
+
+
+def refine(
+    config: RLVRConfig, folder: Path | str, model: Model, found: Composition, *, progress: bool = True
+) -> Result:
+    """The optional third stage: the router and the attention LoRA of a composition learn from rewards, experts frozen.
+
+    Trains or resumes as `run` does, from the composition; the config's `start`, `adapter` and `sft_*` do not count. The
+    folder gets `router` and `attention`.
+
+    Raises:
+      UserError: any input that cannot be used, or a router that `policy.of_composition` refuses.
+    """
+    folder = Path(folder)
+    rates = dict(rate=config.rate, router_rate=config.router_rate)
+    policy = policies.of_composition(model, found, **rates, remat=config.remat)
+    experts = [adapter_digest(expert) for expert in found.experts]
+    start = [tree_digest(found.mixer), found.attention and adapter_digest(found.attention)]
+    settings.remember(config, folder, start=start, experts=experts)
+    count = sum(compose.parameters(found).values())
+    trained, seconds = _reinforced(config, folder, model, policy, count, progress)
+    composition.save(folder, model, trained)
+    return _result(config, folder, folder, seconds)
+
+
+def _reinforced(
+    config: RLVRConfig, folder: Path, model: Model, policy: Policy, count: int, progress: bool
+) -> tuple[Any, float]:
+    """What a policy has learnt in the end, and the seconds."""
+    if jax.process_count() > 1:
+        raise UserError(f"rlvr: got {jax.process_count()} processes, expected one: its engine plays on one device")
+    learner = Learner.of(config, model, policy)
     print(
         f"rlvr: {config.algorithm}, {config.steps} batches of {config.prompts} prompts × {config.per_prompt} rollouts, "
-        f"{specialist.count(adapter):,} parameters train",
+        f"{count:,} parameters train",
         flush=True,
     )
     begun = time.monotonic()
@@ -83,38 +122,36 @@ def run(config: RLVRConfig, folder: Path | str, *, progress: bool = True) -> Res
         evaluate=functools.partial(learner.evaluate, _problems(config)),
         progress=progress,
     )
-    return _finished(config, folder, model, learner.adapter(state), time.monotonic() - begun)
+    return learner.trained(state), time.monotonic() - begun
 
 
 class Learner:
     """A trainer for `training.loop` whose steps are the updates by one batch of rollouts.
 
     Attributes:
-      trainer: of the adapter.
+      trainer: of the policy.
       actor: plays it.
       collector: draws the batches.
     """
 
-    def __init__(self, config: RLVRConfig, trainer: Trainer, actor: Actor, prompts: Prompts, like: Adapter, scores):
-        self.config, self.trainer, self.actor, self._like = config, trainer, actor, like
+    def __init__(self, config: RLVRConfig, trainer: Trainer, actor: Actor, prompts: Prompts, scores):
+        self.config, self.trainer, self.actor = config, trainer, actor
         start = trainer.computed(trainer.init())
         dtype = start["params"]["embed"]["weight"].dtype
-        how = dict(adapter=self.adapter, tree=trainer.computed, start=start, scores=scores, dtype=dtype)
+        how = dict(trained=self.trained, tree=trainer.computed, start=start, scores=scores, dtype=dtype)
         self.collector = Collector(drawing(config), actor, prompts, **how)
 
     @classmethod
-    def of(cls, config: RLVRConfig, model: Model, adapter: Adapter) -> "Learner":
-        """That of a run, which starts from `adapter`."""
-        unroll = jax.default_backend() == "cpu" and not adapter.gates
-        tree = specialist.tree(dict(model.params), adapter, unroll=unroll)
-        decode = specialist.decoder(model.cfg, remat=config.remat)
+    def of(cls, config: RLVRConfig, model: Model, policy: Policy) -> "Learner":
+        """That of a run, which starts from the policy as it is."""
         how = dict(temperature=config.temperature)
-        loss = policy_loss.loss(model.cfg, algorithms.algorithm(config.algorithm), decode, beta=config.beta, **how)
+        algorithm = algorithms.algorithm(config.algorithm)
+        loss = policy_loss.loss(model.cfg, algorithm, policy.decode, beta=config.beta, **how)
         trainer = Trainer(
-            tree,
+            policy.tree,
             loss,
             OptimiserConfig(
-                groups=specialist.groups(adapter, rate=config.rate, gate_rate=config.rate),
+                groups=policy.groups,
                 schedule=Schedule(warmup=config.warmup),
                 clip=config.clip,
             ),
@@ -124,15 +161,14 @@ class Learner:
         )
         actor = Actor(
             model.cfg,
-            tree["params"],
             model.tokenizer,
-            adapter,
+            policy,
             rows=config.prompts * config.per_prompt,
             length=config.length,
             most=config.max_new_tokens,
         )
-        scores = jax.jit(functools.partial(policy_loss.logprobs, model.cfg, decode, **how))
-        return cls(config, trainer, actor, _prompts(config, model), adapter, scores)
+        scores = jax.jit(functools.partial(policy_loss.logprobs, model.cfg, policy.decode, **how))
+        return cls(config, trainer, actor, _prompts(config, model), scores)
 
     def init(self) -> State:
         """Before the first batch."""
@@ -148,13 +184,13 @@ class Learner:
         finite = functools.reduce(lambda a, b: a & b, (metrics["finite"] for metrics in found))
         return state, drawn.facts | mean | dict(finite=finite)
 
-    def adapter(self, state: State) -> Adapter:
-        """What is trained, as it is in `state`."""
-        return specialist.trained(self.trainer.tree(state), self._like)
+    def trained(self, state: State) -> Any:
+        """The adapter or the composition as it is in `state`."""
+        return self.actor.policy.trained(self.trainer.tree(state))
 
     def evaluate(self, problems: list[Example], state: State) -> dict[str, float]:
         """How it does on some problems."""
-        self.actor.sync(self.adapter(state))
+        self.actor.sync(self.trained(state))
         return self.actor.solves(problems, reward(self.config.reward), temperature=self.config.temperature)
 
 
@@ -220,19 +256,18 @@ def _problems(config: RLVRConfig) -> list[Example]:
     return [found[i] for i in itertools.islice(range(len(found)), config.problems)]
 
 
-def _finished(config: RLVRConfig, folder: Path, model: Model, found: Adapter, seconds: float) -> Result:
-    peft.save(folder / "adapter", model.cfg, found)
+def _result(config: RLVRConfig, folder: Path, out: Path, seconds: float) -> Result:
+    """Read off the run's own numbers, and told."""
     picture = curve.rewards(
         folder, f"{config.algorithm} on {config.data}" + ", rewards shuffled" * config.shuffled_rewards
     )
     right, sampled, count = (curve.values(folder, f"eval_{name}")[1] for name in ("right", "sampled_right", "problems"))
     ends = [int(values[i]) for values in (right, sampled) for i in (0, -1)]
-    result = Result(folder / "adapter", *ends, int(count[0]), seconds)
+    result = Result(out, *ends, int(count[0]), seconds)
     print(
         f"{config.split} problems right: {result.before} of {result.problems} before, {result.after} after "
         f"{config.steps} batches; sampled, {result.sampled_before} and {result.sampled_after}; {seconds:.0f} s"
     )
     if picture:
         print(f"curve: {picture}")
-    print(f"adapter: --model={config.model} --adapters={found.name}={result.adapter} --adapter={found.name}")
     return result

@@ -4,6 +4,8 @@ import dataclasses
 
 from molora_jax.checkpoints.model import DTYPES
 from molora_jax.config import UserError
+from molora_jax.data.questions import BARE
+from molora_jax.data.testbed.recipe import INTERLEAVED, SEVERAL
 from molora_jax.training.algorithms import algorithm
 from molora_jax.training.prompts import reward
 from molora_jax.training.settings import FREE
@@ -36,7 +38,7 @@ class RLVRConfig:
       updates: parts that a batch is cut into, each an update.
       accumulate: microbatches that each of these is cut into.
       steps: batches of the run.
-      rate: learning rate, constant after `warmup` updates.
+      rate, router_rate: learning rates, constant after `warmup` updates; the second is that of a router (stage 3).
       clip: largest norm of the gradient.
       beta: weight of the KL to the adapter that it starts from.
       overlong: last tokens of `max_new_tokens` over which DAPO's penalty on length grows; 0 for none.
@@ -73,6 +75,7 @@ class RLVRConfig:
     accumulate: int = 1
     steps: int = 40
     rate: float = 1e-3
+    router_rate: float = 1e-3
     warmup: int = 0
     clip: float = 1.0
     beta: float = 0.0
@@ -105,7 +108,8 @@ class RLVRConfig:
                 f"config: got {rows} rollouts in {self.updates} updates of {self.accumulate} microbatches, "
                 "expected a multiple"
             )
-        if min(self.rate, self.clip, self.temperature, self.sft_rate) <= 0 or min(self.beta, self.sft_steps) < 0:
+        rates = self.rate, self.router_rate, self.sft_rate
+        if min(*rates, self.clip, self.temperature) <= 0 or min(self.beta, self.sft_steps) < 0:
             raise UserError("config: got a rate, clip, temperature or weight out of range, expected positive ones")
         if not 0 < self.max_new_tokens < self.length or not 0 <= self.overlong <= self.max_new_tokens:
             raise UserError(
@@ -117,11 +121,13 @@ class RLVRConfig:
 
 
 ROOM = {"calc": (20, 44), "logic": (38, 42), "text": (20, 52), "list": (20, 44), "date": (32, 58)}
-"""Tokens of the longest prompt and of what follows it, by domain of the testbed."""
+ROOM |= dict.fromkeys((SEVERAL, BARE, INTERLEAVED), (48, 80))
+"""Tokens of the longest prompt and of what follows it, by domain of the testbed, and of its prompts of several."""
 
 
 def testbed(name: str, **how) -> RLVRConfig:
-    """The settings of a domain of the testbed: a short supervised start, then its task; `how` are other fields.
+    """The settings of a domain of the testbed, or of its prompts of several domains, for a router: a short supervised
+    start of what is an adapter, then its task; `how` are other fields.
 
     Raises:
       UserError: there is no such domain.

@@ -11,7 +11,7 @@ from molora_jax import compilation
 from molora_jax.checkpoints import peft
 from molora_jax.compilation import counted
 from molora_jax.config import UserError
-from molora_jax.training import grpo, sft, specialist
+from molora_jax.training import grpo, policy, sft, specialist
 from molora_jax.training.actor import Actor
 from molora_jax.training.collector import AGREEMENT
 from molora_jax.training.metrics import FILE
@@ -53,7 +53,8 @@ def config(base, **changes) -> RLVRConfig:
 def learner(base, **changes) -> grpo.Learner:
     made = config(base, **changes)
     model, _ = sft.load(made)
-    return grpo.Learner.of(made, model, specialist.new(model.cfg, model.params, made.adapter, "x"))
+    adapter = specialist.new(model.cfg, model.params, made.adapter, "x")
+    return grpo.Learner.of(made, model, policy.of_adapter(model, adapter, rate=made.rate))
 
 
 def lines(folder) -> list[dict]:
@@ -187,7 +188,7 @@ def test_a_run_that_was_killed_ends_the_same_to_the_bit(base, tmp_path, monkeypa
     assert lines(broken) == lines(whole)
     assert (resumed.before, resumed.after, resumed.problems) == (at_once.before, at_once.after, 9)
     for name in ("adapter_model.safetensors", "adapter_config.json"):
-        assert (resumed.adapter / name).read_bytes() == (at_once.adapter / name).read_bytes()
+        assert (resumed.out / name).read_bytes() == (at_once.out / name).read_bytes()
     assert (whole / "reward.png").read_bytes()[:4] == b"\x89PNG"
     told = [line for line in lines(whole) if "reward" in line]
     assert [line["step"] for line in told] == [1, 2, 3, 4]
@@ -200,7 +201,7 @@ def test_it_starts_from_a_folder_or_from_a_supervised_run(base, tmp_path):
     made = config(base, sft_steps=3, sft_rows=2, steps=1)
     result = grpo.run(made, tmp_path / "a", progress=False)
     model, _ = sft.load(made)
-    start, end = (peft.load(path, model.cfg)[0] for path in (tmp_path / "a" / "start" / "adapter", result.adapter))
+    start, end = (peft.load(path, model.cfg)[0] for path in (tmp_path / "a" / "start" / "adapter", result.out))
     moved = lambda one, two: max(
         np.abs(u.b - v.b).max() for (*_, u), (*_, v) in zip(one.weights(), two.weights(), strict=True)
     )
@@ -208,7 +209,7 @@ def test_it_starts_from_a_folder_or_from_a_supervised_run(base, tmp_path):
     assert 0 < moved(start, end) < 0.1
     other = dataclasses.replace(made, start=str(tmp_path / "a" / "start" / "adapter"))
     again = grpo.run(other, tmp_path / "b", progress=False)
-    assert moved(peft.load(again.adapter, model.cfg)[0], end) == 0
+    assert moved(peft.load(again.out, model.cfg)[0], end) == 0
     with pytest.raises(UserError, match="got rate=1.0, expected 0.02, as the run in"):
         grpo.run(dataclasses.replace(other, rate=1.0), tmp_path / "b", progress=False)
 
