@@ -82,12 +82,6 @@ POOLINGS = ("mean", "last", "again_mean", "again_last", "attention")
 """Of a segment's tokens; of those of the question behind it (`EncoderConfig.again`); by attention, which is trained."""
 
 
-def pool(encoding: Encoding, index: int = 0) -> np.ndarray:
-    """The means over a segment's tokens after each depth, side by side, or another of `EncoderConfig.pools`: [G KD]."""
-    own = encoding.pooled[:, :, index].astype(np.float32)
-    return own.reshape(len(own), -1)
-
-
 def apart(encoding: Encoding) -> tuple[np.ndarray, ...]:
     """The tokens of each segment, for a router that pools them itself: [T D] each."""
     return tuple(np.split(encoding.tokens, np.cumsum(encoding.lengths)[:-1]))
@@ -98,27 +92,33 @@ class Inputs:
 
     Args:
       pooling: of `POOLINGS`; by attention the encoder keeps the tokens, of its deepest depth.
+      depth: of those that the encoder has; by default all, side by side.
 
     Attributes:
       width: D of the encodings.
 
     Raises:
-      UserError: a pooling of which the encoder has nothing.
+      UserError: a pooling or a depth of which the encoder has nothing.
     """
 
-    def __init__(self, encoder: Encoder, beside: Beside, pooling: str = "mean"):
+    def __init__(self, encoder: Encoder, beside: Beside, pooling: str = "mean", *, depth: int | None = None):
         known = (*encoder.config.pools, *["attention"] * encoder.config.tokens)
         if pooling not in known:
             raise UserError(f"pooling: got {pooling!r}, expected one that the encoder has: {', '.join(known)}")
-        self.encoder, self.beside, self.pooling = encoder, beside, pooling
-        self.width = encoder.width * (1 if pooling == "attention" else len(encoder.config.depths))
+        if depth is not None and depth not in encoder.config.depths:
+            raise UserError(f"depth: got {depth}, expected one that the encoder has: {encoder.config.depths}")
+        self.encoder, self.beside, self.pooling, self.depth = encoder, beside, pooling, depth
+        one = pooling == "attention" or depth is not None
+        self.width = encoder.width * (1 if one else len(encoder.config.depths))
         self._found: dict[Question, tuple[Slate, Encoding]] = {}
 
     def pool(self, encoding: Encoding) -> np.ndarray | tuple[np.ndarray, ...]:
-        """What a router reads of an encoding."""
+        """What a router reads of an encoding: [G K·D], or each segment's tokens."""
         if self.pooling == "attention":
             return apart(encoding)
-        return pool(encoding, self.encoder.config.pools.index(self.pooling))
+        config = self.encoder.config
+        own = encoding.pooled[:, :, config.pools.index(self.pooling)].astype(np.float32)
+        return own.reshape(len(own), -1) if self.depth is None else own[:, config.depths.index(self.depth)]
 
     def slates(self, questions: Sequence[Question], *, bare: bool = False) -> list[Slate]:
         """The questions' slates; `bare` ones have no channels and no links, as the published router reads them."""

@@ -145,6 +145,11 @@ class Report:
         gap = lambda rival, figure: comparison.gap(figures, self._rivals[rival][of], figure)
         return {f"{comparison.short(figure)}_vs_{rival}": gap(rival, figure) for rival, figure in pairs}
 
+    @property
+    def pooled(self) -> dict[str, float]:
+        """recall@4 of each system, over the sets together."""
+        return {row["system"]: row["r4"] for row in self._rows if row["set"] == POOLED}
+
     def table(self) -> str:
         """Markdown."""
         return table(self._rows, COLUMNS)

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 from molora_jax.config import UserError
-from molora_jax.retrieval import baselines, channels, comparison, once, recipe
+from molora_jax.retrieval import baselines, channels, comparison, mara, once, recipe, training
 from molora_jax.retrieval.attention import AttentionConfig, AttentionRanker
 from molora_jax.retrieval.comparison import Inputs
 from molora_jax.retrieval.encode import Encoder, EncoderConfig
+from molora_jax.retrieval.mara import MaraConfig
 from molora_jax.retrieval.report import Report, table
-from molora_jax.retrieval.slates import Beside
+from molora_jax.retrieval.slates import Beside, Slate, jobs
 from tests import fakes
 from tests.retrieval.questions import Letters, normalised, question
 
@@ -133,6 +134,40 @@ def test_a_comparison_from_files_to_rows(data):
     assert slates[0].channels.shape[1] == len(channels.LEXICAL)
     assert inputs.slates(dev["musique"], bare=True)[0].links.shape == (5, 5, 0)
     assert not comparison.blind(slates)[0].encodings.any()
+
+
+def test_what_a_router_reads_of_an_encoding():
+    how = EncoderConfig(depths=(1, 2), again=True, tokens=True)
+    encoder = Encoder(*fakes.model("llama_tied"), Letters(), how)
+    own = question()
+    [encoding] = encoder.encode(jobs([own]))
+    width, read = encoder.width, lambda *args, **how: Inputs(encoder, Beside(), *args, **how)
+    for place, pooling in enumerate(("mean", "last", "again_mean", "again_last")):
+        [both], [deep] = (made.slates([own]) for made in (read(pooling), read(pooling, depth=2)))
+        np.testing.assert_array_equal(both.encodings[:, width:], encoding.pooled[:, 1, place])
+        np.testing.assert_array_equal(deep.encodings, encoding.pooled[:, 1, place])
+    assert (read("last").width, read("last", depth=1).width, read("attention").width) == (2 * width, width, width)
+    [tokens] = read("attention").slates([own])
+    assert [len(each) for each in tokens.encodings] == encoding.lengths.tolist()
+    np.testing.assert_array_equal(np.concatenate(tokens.encodings), encoding.tokens)
+    np.testing.assert_allclose(tokens.encodings[2].mean(0), encoding.pooled[2, 1, 0], rtol=1e-5, atol=1e-6)
+    assert not any(each.any() for each in comparison.blind([tokens])[0].encodings)
+    router = recipe.router(read("attention"), bare=True)
+    [found] = training.chains(router, mara.init(router), comparison.plain([tokens]), passes=2)
+    assert sorted(found.ranking) == [0, 1, 2, 3]
+    with pytest.raises(UserError, match="pooling: got 'max'"):
+        read("max")
+    with pytest.raises(UserError, match="depth: got 3"):
+        read(depth=3)
+
+
+def test_the_global_head_bounds_no_ranking():
+    cfg = MaraConfig(encoding=8, width=8, states=4, layers=1, slots=3, pooling="mean")
+    long = [
+        Slate("a", np.array([1, 0, 0, 0, 0]), np.eye(5, 8, dtype=np.float32), np.zeros((5, 0)), np.zeros((5, 5, 0)))
+    ]
+    [found] = training.chains(cfg, mara.init(cfg), long, passes=1)
+    assert sorted(found.ranking) == [0, 1, 2, 3, 4]
 
 
 def test_both_chains_are_compared_and_counted(data, monkeypatch):

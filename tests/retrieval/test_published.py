@@ -6,11 +6,16 @@ import numpy as np
 import pytest
 
 from molora_jax.retrieval import mara, published
-from molora_jax.retrieval.comparison import pool
 from molora_jax.retrieval.encode import Encoder, EncoderConfig, Job
 from molora_jax.retrieval.mara import MaraConfig
 from tests import fakes
 from tests.retrieval.questions import Letters, question
+
+
+def pool(encoding):
+    """The means after both depths, side by side."""
+    return encoding.pooled[:, :, 0].reshape(len(encoding.pooled), -1)
+
 
 TEXTS = [f"T{i}: text {i}" for i in range(4)]
 
