@@ -34,8 +34,8 @@ def fit(chains: Sequence[Chain], golds: Sequence[Iterable[int]], *, target: floa
 
     Probabilities by Platt's scaling (Platt 1999); the threshold by split conformal prediction (Vovk et al. 2005, §4.1):
     questions drawn like the n given ones are whole with a probability of at least `target`, over both draws, but for
-    what the scaling's two numbers learn from the same questions. With too few for that, ⌈target (n + 1)⌉ > n, every
-    segment is taken. Never fit on the questions that are reported.
+    what the scaling's two numbers, and the choice of a checkpoint, learn from the same questions. With too few for
+    that, ⌈target (n + 1)⌉ > n, every segment is taken. Never fit on the questions that are reported.
 
     Raises:
       UserError: no chain, another number of golds, a target outside (0, 1), or evidence that a chain does not rank.
