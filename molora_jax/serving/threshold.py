@@ -20,6 +20,8 @@ from molora_jax.typing import Array, Float, Int, Params
 ROUNDS, CLOSE = 8, 0.02
 """Most thresholds that are tried, and how near to the wanted share is near enough."""
 
+SLACK = 1e-3
+"""How far below the lowest score a threshold lies that routes every token, as a fraction of it, or of 1."""
 STEP = 64
 """Sequences are padded to a multiple of it, so that few programs are compiled."""
 
@@ -63,7 +65,8 @@ def choose(engine: RoutedEngine, requests: Sequence[Request], share: float, *, c
         pool = np.unique(np.append(pool, sign * found))
         value = sign * calibrate(found, share, below=program.below, budget=budget).threshold
         if not low < value < high:
-            between = pool[(pool > low) & (pool < high)]
+            edges = _edges(pool)
+            between = edges[(edges > low) & (edges < high)]
             if not between.size:
                 break
             value = float(between[between.size // 2])
@@ -73,6 +76,12 @@ def choose(engine: RoutedEngine, requests: Sequence[Request], share: float, *, c
             break
         low, high = (value, high) if realised > share else (low, value)
     return min(tried, key=lambda each: abs(each.share - share))
+
+
+def _edges(pool: Float[np.ndarray, "N"]) -> Float[np.ndarray, "N"]:
+    """Thresholds half way between ascending scores, and one below them all; none is a score, which rounding decides."""
+    below = pool[0] - SLACK * max(1.0, abs(pool[0]))
+    return np.append(below, (pool[1:] + pool[:-1]) / 2)
 
 
 def _run(engine: RoutedEngine, requests: Sequence[Request], threshold: float) -> tuple[list[list[int]], float]:

@@ -160,6 +160,32 @@ def test_where_no_threshold_gives_the_share_the_nearest_counts(models, asked):
     assert abs(chosen.share - 0.6) == min(abs(share - 0.6) for share in shares.values())
 
 
+class Rounded(Recorded):
+    """Its small model ends at once, unless its first token is routed, and what it measures is rounded otherwise."""
+
+    rounding = 1.0
+
+    def run(self, requests):
+        self.thresholds.append(requests[0].knobs["threshold"])
+        events = []
+        for i, each in enumerate(requests):
+            routed = self.scores(each) * self.rounding < self.thresholds[-1]
+            count = len(self.TOKENS) if routed[0] else 1
+            events.append(
+                Event(i, list(self.TOKENS[:count]), None, "stop", writers=routed[:count].astype(int).tolist())
+            )
+        return events
+
+
+@pytest.mark.parametrize("rounding", [1 - 1e-6, 1.0, 1 + 1e-6])
+def test_an_answer_that_ends_at_once_is_routed_whatever_rounding_does(models, asked, monkeypatch, rounding):
+    monkeypatch.setattr(Rounded, "rounding", rounding)
+    engine = Rounded(models)
+    known = np.array([0.2, 0.5, 0.1, 0.9, 0.7, 0.4], np.float32)
+    monkeypatch.setattr(threshold, "scores", lambda *args: known[: len(args[-1])])
+    assert threshold.choose(engine, asked[:1], 0.3).share == pytest.approx(1 / 3)  # the first and the third token
+
+
 def test_a_share_needs_one_threshold(models, asked):
     lone = RoutedEngine.__new__(RoutedEngine)
     lone.program = Single(1)
