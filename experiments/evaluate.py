@@ -7,7 +7,6 @@ Writes `table.md` (accuracies, and points over the oracle), `evaluation.json`, a
 composition as a PNG.
 """
 
-from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from absl import flags
@@ -67,26 +66,11 @@ def main() -> None:
     sets = {name: short(model.tokenizer, found, _LENGTH.value, name) for name, found in drawn.items()}
     if empty := [name for name, examples in sets.items() if not examples]:
         raise UserError(f"{empty[0]}: got no question of at most {_LENGTH.value} tokens, expected some: raise --length")
-    how = dict(rows=_ROWS.value, length=_LENGTH.value, most=limits(_MOST.value, sets, _LENGTH.value))
+    how = dict(rows=_ROWS.value, length=_LENGTH.value, most=comparison.limits(_MOST.value, sets, _LENGTH.value))
     out = Path(_OUT.value)
     found = comparison.compare(model, asked, sets, **how, kept=Path(_ANSWERS.value or out / "answers"))
     print(comparison.table([found]))
     report.write(out, model, found, composed, sets, length=_LENGTH.value, routed=_ROUTED.value)
-
-
-def limits(items: Sequence[str], sets: Collection[str], default: int) -> dict[str, int]:
-    """Most tokens of an answer by set: of `items`, N is for all of them and NAME=N for one.
-
-    Raises:
-      UserError: no number, or a set that nothing is asked of.
-    """
-    found = dict.fromkeys(sets, default)
-    for item in sorted(items, key=lambda item: "=" in item):
-        name, _, number = item.rpartition("=")
-        if not number.isdecimal() or int(number) < 1 or name not in ("", *sets):
-            raise UserError(f"max_new_tokens: got {item!r}, expected N, or NAME=N of {', '.join(sets)}; N from 1")
-        found |= dict.fromkeys([name] if name else sets, int(number))
-    return found
 
 
 if __name__ == "__main__":

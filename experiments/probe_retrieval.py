@@ -35,8 +35,8 @@ def main() -> None:
     depths = cli.integers("depths", _DEPTHS.value, 1)
     how = EncoderConfig(depths=depths, again=True, longest=_LONGEST.value, dtype="float16")
     encoder = Encoder(model.cfg, model.params, model.tokenizer, how, kept)
-    parts = [(comparison.questions(_DATA.value, s), most) for s, most in (("train", _ROWS.value), ("dev", _DEV.value))]
-    train, dev = ({name: own[name][:most] for name in _SETS.value} for own, most in parts)
+    sizes = dict(train=_ROWS.value, dev=_DEV.value)
+    train, dev = (comparison.questions(_DATA.value, split, _SETS.value, most=n) for split, n in sizes.items())
     bench = benchmarking.Bench("probe_retrieval")
     report = Report(bench.add, dev)
     report.untrained(Beside(cache=kept), _SEEDS.value)

@@ -16,7 +16,6 @@ from molora_jax.checkpoints import model as models
 from molora_jax.checkpoints import peft
 from molora_jax.checkpoints.resolve import cache_folder, part
 from molora_jax.config import UserError
-from molora_jax.data.multihop.question import Question
 from molora_jax.retrieval import assistant, comparison, evaluation, report
 from molora_jax.retrieval.assistant import Assistant
 from molora_jax.retrieval.encode import EncoderConfig
@@ -49,15 +48,13 @@ def main() -> None:
     """Trains and evaluates a router, or finds evidence and answers; see the flags."""
     if not (_TRAIN.value or _EVALUATE.value or _QUESTION.value is not None):
         raise UserError("retrieve: got nothing to do, expected --train, --evaluate, or --docs with --question")
-    if unknown := sorted(set(_SETS.value) - set(comparison.SETS)):
-        raise UserError(f"sets: got {unknown[0]!r}, expected some of {', '.join(comparison.SETS)}")
     compilation.use_cache(cache_folder() / "xla")
-    model, kept = models.load(_MODEL.value), cache_folder() / "encodings"
-    folder = pathlib.Path(_ROUTER.value)
+    model, kept, folder = models.load(_MODEL.value), cache_folder() / "encodings", pathlib.Path(_ROUTER.value)
     adapter = peft.load(part(_READER.value), model.cfg)[0] if _READER.value else None
     if _TRAIN.value:
         how = EncoderConfig(depths=cli.integers("depths", _DEPTHS.value, 1), longest=_LONGEST.value, dtype="float16")
-        learn = [question for own in questions("train", _ROWS.value).values() for question in own]
+        asked = comparison.questions(_DATA.value, "train", _SETS.value, most=_ROWS.value)
+        learn = [question for own in asked.values() for question in own]
         helper = assistant.train(model, how, kept, learn, folder, target=_TARGET.value, seed=_SEED.value)
     else:
         helper = assistant.Assistant.load(folder, model, kept)
@@ -67,14 +64,9 @@ def main() -> None:
         ask(helper, adapter)
 
 
-def questions(split: str, most: int | None) -> dict[str, list[Question]]:
-    """The first questions of each set."""
-    return {name: comparison.questions(_DATA.value, split)[name][:most] for name in _SETS.value}
-
-
 def evaluate(helper: Assistant, reader: Adapter | None) -> None:
     """Prints a table of what is found, and with --evaluate one of what is answered."""
-    dev = questions("dev", _COUNT.value)
+    dev = comparison.questions(_DATA.value, "dev", _SETS.value, most=_COUNT.value)
     found = evaluation.retrieval(helper, dev)
     print(report.table(found, list(found[0])))
     if _EVALUATE.value:
@@ -90,8 +82,8 @@ def ask(helper: Assistant, reader: Adapter | None) -> None:
     for place, (index, score) in enumerate(picked, 1):
         segment = question.segments[index]
         print(f"{place}. {score:.2f}  {segment.title}: {segment.text:.160}")
-    chosen = [index for index, _ in picked]
-    print(helper.answer(question, chosen, order=_ORDER.value, beams=_BEAMS.value, reader=reader))
+    how = dict(order=_ORDER.value, beams=_BEAMS.value, reader=reader)
+    print(helper.answer(question, [index for index, _ in picked], **how))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Systems beside each other on the same questions: who is right where, tables, and differences with intervals."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +84,21 @@ def compare(
         ends = np.cumsum([len(examples) for examples in sets.values()])
         right[system.name] = dict(zip(sets, np.split(found, ends[:-1]), strict=True))
     return Comparison({name: tuple(e.id for e in examples) for name, examples in sets.items()}, right, seconds)
+
+
+def limits(items: Sequence[str], sets: Collection[str], default: int) -> dict[str, int]:
+    """Most tokens of an answer by set: of `items`, N is for all of them and NAME=N for one.
+
+    Raises:
+      UserError: no number, or a set that nothing is asked of.
+    """
+    found = dict.fromkeys(sets, default)
+    for item in sorted(items, key=lambda item: "=" in item):
+        name, _, number = item.rpartition("=")
+        if not number.isdecimal() or int(number) < 1 or name not in ("", *sets):
+            raise UserError(f"max_new_tokens: got {item!r}, expected N, or NAME=N of {', '.join(sets)}; N from 1")
+        found |= dict.fromkeys([name] if name else sets, int(number))
+    return found
 
 
 def difference(runs: Sequence[Comparison], ours: str, theirs: str, names: Sequence[str], **how) -> bootstrap.Difference:

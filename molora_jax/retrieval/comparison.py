@@ -34,16 +34,24 @@ Values = dict[str, np.ndarray]
 """`recall@k` and `all@k` of every question, means over seeds: [questions]."""
 
 
-def questions(data_dir: str | pathlib.Path | None, split: str) -> dict[str, list[Question]]:
-    """Questions of the split of each set that lies in `multihop` of the data folder.
+def questions(
+    data_dir: str | pathlib.Path | None, split: str, names: Sequence[str] = tuple(SETS), *, most: int | None = None
+) -> dict[str, list[Question]]:
+    """The first questions of the split of each set, which lies in `multihop` of the data folder.
+
+    Args:
+      names: of the sets.
+      most: of each; by default all.
 
     Raises:
-      UserError: no data folder.
+      UserError: no data folder, or an unknown set.
     """
+    if unknown := sorted(set(names) - set(SETS)):
+        raise UserError(f"sets: got {unknown[0]!r}, expected some of {', '.join(SETS)}")
     if data_dir is None:
         raise UserError("data_dir: got none, expected the folder with `multihop`; or set MOLORA_DATA_DIR")
     folder = pathlib.Path(data_dir).expanduser() / "multihop"
-    return {name: load(NORMALISED, folder / f"{file}.jsonl", split=split) for name, file in SETS.items()}
+    return {name: load(NORMALISED, folder / f"{SETS[name]}.jsonl", split=split)[:most] for name in names}
 
 
 def further(files: Sequence[str], learnt: Iterable[str]) -> dict[str, list[Question]]:

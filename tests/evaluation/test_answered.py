@@ -6,7 +6,6 @@ import json
 import numpy as np
 import pytest
 
-from experiments.evaluate import limits
 from molora_jax.adapters.fresh import fresh
 from molora_jax.adapters.mixtures.soups import soup
 from molora_jax.checkpoints import model as models
@@ -65,7 +64,7 @@ def test_what_decides_an_answer_is_in_the_digest(world):
 def test_a_comparison_limits_each_set(world, tmp_path):
     model, _, asked = world
     sets = {"long": asked[:2], "short": asked[2:]}
-    comparison.compare(model, [BASE], sets, most=limits(["4", "short=2"], sets, 9), kept=tmp_path, rows=3)
+    comparison.compare(model, [BASE], sets, most=comparison.limits(["4", "short=2"], sets, 9), kept=tmp_path, rows=3)
     (path,) = tmp_path.iterdir()
     written = [answer["text"] for answer in json.loads(path.read_text())["answers"]]
     counts = [len(model.tokenizer.encode(text, special=False)) for text in written]
@@ -75,8 +74,8 @@ def test_a_comparison_limits_each_set(world, tmp_path):
 
 
 def test_limits():
-    assert limits([], ["a", "b"], 9) == {"a": 9, "b": 9}
-    assert limits(["b=2", "5"], ["a", "b"], 9) == {"a": 5, "b": 2}
+    assert comparison.limits([], ["a", "b"], 9) == {"a": 9, "b": 9}
+    assert comparison.limits(["b=2", "5"], ["a", "b"], 9) == {"a": 5, "b": 2}
     for item in ("c=2", "0", "many", "a=-1"):
         with pytest.raises(UserError, match=f"max_new_tokens: got '{item}', expected N, or NAME=N of a, b; N from 1"):
-            limits([item], ["a", "b"], 9)
+            comparison.limits([item], ["a", "b"], 9)

@@ -34,9 +34,9 @@ def right(run: dict, router: str, share: float) -> np.ndarray:
     return np.array(own, float)
 
 
-def test_a_difference_is_paired_over_means_of_seeds():
+def test_a_difference_is_paired_over_seeds_and_questions():
     runs = [made_up(0), made_up(1)]
-    ours, theirs = (sum(right(run, router, 0.2) for run in runs) / 2 for router in (TRAINED, RANDOM))
+    ours, theirs = (np.stack([right(run, router, 0.2) for run in runs]) for router in (TRAINED, RANDOM))
     assert pair_report.difference(runs, TRAINED, RANDOM, 0.2) == bootstrap.paired(ours, theirs)
     assert pair_report.accuracy_at(runs, TRAINED, 0.2) == pytest.approx(ours.mean())
 
