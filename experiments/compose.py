@@ -13,7 +13,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from molora_jax import cli, compilation
-from molora_jax.adapters.digest import adapter_digest, base_digest, tree_digest
+from molora_jax.adapters.digest import adapter_digest, base_digest, composition_digest
 from molora_jax.checkpoints import composition
 from molora_jax.checkpoints import model as models
 from molora_jax.checkpoints.resolve import cache_folder, part
@@ -44,7 +44,7 @@ def main() -> None:
     digests = [adapter_digest(expert) for expert in experts]
     owned = {task: owner[task] for task in sorted({trace.task for trace in traces})}
     old = composition.load(part(_GROW.value), model, experts[:-1]) if _GROW.value else None
-    grown = old and [tree_digest(old.mixer), old.attention and adapter_digest(old.attention)]
+    grown = old and composition_digest(old)
     settings.remember(config, out, experts=digests, base=base_digest(model.params), owner=owned, grown=grown)
     how = dict(progress=_PROGRESS.value)
     if old is not None:

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 
 from molora_jax.adapters.adapter import Adapter
+from molora_jax.adapters.composition import Composition
 from molora_jax.typing import Params
 
 SAMPLES = 32
@@ -55,6 +56,11 @@ def tree_digest(tree: Any) -> str:
     for path, leaf in _leaves(tree):
         _add(digest, path, np.asarray(leaf))
     return digest.hexdigest()
+
+
+def composition_digest(found: Composition) -> list[str | None]:
+    """Of the router, and of the adapter that all tokens have, if any; the experts have digests of their own."""
+    return [tree_digest(found.mixer), found.attention and adapter_digest(found.attention)]
 
 
 def _leaves(tree) -> list[tuple[str, jax.Array]]:

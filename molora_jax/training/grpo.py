@@ -11,7 +11,7 @@ import jax
 
 from molora_jax.adapters.adapter import Adapter
 from molora_jax.adapters.composition import Composition
-from molora_jax.adapters.digest import adapter_digest, tree_digest
+from molora_jax.adapters.digest import adapter_digest, composition_digest
 from molora_jax.checkpoints import composition, peft
 from molora_jax.checkpoints.model import DTYPES, Model
 from molora_jax.config import UserError
@@ -86,8 +86,7 @@ def refine(
     rates = dict(rate=config.rate, router_rate=config.router_rate)
     policy = policies.of_composition(model, found, **rates, remat=config.remat)
     experts = [adapter_digest(expert) for expert in found.experts]
-    start = [tree_digest(found.mixer), found.attention and adapter_digest(found.attention)]
-    settings.remember(config, folder, start=start, experts=experts)
+    settings.remember(config, folder, start=composition_digest(found), experts=experts)
     count = sum(compose.parameters(found).values())
     trained, seconds = _reinforced(config, folder, model, policy, count, progress)
     composition.save(folder, model, trained)

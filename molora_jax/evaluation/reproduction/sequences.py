@@ -59,8 +59,10 @@ def run(plan: Plan, seed: int, runs: Path) -> dict[str, Any]:
     rivals.append(System(name="routed by prompt", experts=tuple(experts), classifier=decides))
     found = comparison.compare(small, rivals, sets)
     theirs = comparison.compare(large, [dataclasses.replace(systems.BASE, name="large base")], sets)
-    each = {PASSES_OF_OWN: {name: own_parts(small, experts, asked) for name, asked in sets.items()}}
-    whole = Comparison(found.sets, found.right | each | theirs.right, found.seconds | theirs.seconds)
+    everything = [example for asked in sets.values() for example in asked]  # at once: an engine an expert, not a set
+    ends = np.cumsum([len(asked) for asked in sets.values()])[:-1]
+    own = dict(zip(sets, np.split(own_parts(small, experts, everything), ends), strict=True))
+    whole = Comparison(found.sets, found.right | {PASSES_OF_OWN: own} | theirs.right, found.seconds | theirs.seconds)
     return dict(comparison=whole.values, passes=passes(small, routed, sets[f"{K} domains"]))
 
 
