@@ -41,11 +41,7 @@ def tokens(cfg, seed=0, shape=SHAPE):
     return np.random.default_rng(seed).integers(0, cfg.vocab, shape).astype(np.int32)
 
 
-QUICK = {"xla_backend_optimization_level": 0}
-"""Compiles in half the time; these models are too small to run any faster."""
-
-
-@functools.partial(jax.jit, static_argnums=0, compiler_options=QUICK)
+@functools.partial(jax.jit, static_argnums=0)
 def run(cfg, params, tokens, bank, route, layout=None):
     """`transformer.apply` of rows [B T]."""
     layout = dense(*tokens.shape) if layout is None else layout

@@ -12,9 +12,8 @@ from molora_jax.adapters.gate import GateConfig
 from tests.adapters.gate_reference import CONFIGS, RECURRENT, D, R, inputs, params, reference
 from tests.numerics import assert_close
 
-jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
-run = jit(gate.apply, static_argnums=0)
-run_stack = jit(gate.apply_stack, static_argnums=0)
+run = jax.jit(gate.apply, static_argnums=0)
+run_stack = jax.jit(gate.apply_stack, static_argnums=0)
 KINDS = ["mamba", "gru", "lstm"]
 kinds = pytest.mark.parametrize("name", KINDS)
 mixed = pytest.mark.parametrize("name", [*KINDS, "linear-diagonal-of-h", "toplora"])
@@ -110,7 +109,7 @@ def test_gradients_through_pads_are_finite_and_those_without_them(name):
     valid = np.ones((2, 9), bool)
     valid[:, PADS["around"]] = False
     loss = lambda tree, x, valid: jnp.sum((gate.apply(cfg, tree, x, valid=valid)[0] - 1) ** 2)
-    grad = jit(jax.grad(loss, argnums=(0, 1)))
+    grad = jax.jit(jax.grad(loss, argnums=(0, 1)))
     padded, dx = grad(tree, np.where(valid[:, :, None], x, 50.0).astype(np.float32), valid)
     alone, dx_alone = grad(tree, x[:, valid[0]], valid[:, valid[0]])
     same((padded, dx[:, valid[0]]), (alone, dx_alone))
@@ -185,8 +184,8 @@ def test_a_large_stack_goes_through_in_parts_with_its_gradients():
     assert gate._at_once(6, gate.new_state(big, trees, 2), 5) == 4
     assert gate._at_once(6, gate.new_state(big, trees, 2), 1) == 6
     loss = lambda apply: lambda trees, x: jnp.sum(apply(big, trees, x)[0] ** 2)
-    found, dx = jit(jax.grad(loss(gate.apply_stack), argnums=(0, 1)))(trees, x)
-    grad = jit(jax.grad(loss(gate.apply), argnums=(0, 1)))
+    found, dx = jax.jit(jax.grad(loss(gate.apply_stack), argnums=(0, 1)))(trees, x)
+    grad = jax.jit(jax.grad(loss(gate.apply), argnums=(0, 1)))
     alone = [grad(jax.tree.map(lambda leaf, g=g: leaf[g], trees), x) for g in range(6)]
     same(found, jax.tree.map(lambda *leaves: jnp.stack(leaves), *(tree for tree, _ in alone)))
     same(dx, sum(dx for _, dx in alone))
@@ -216,7 +215,7 @@ def test_long_rows_stay_right_however_fast_the_state_decays(dt):
     cfg, tree = decaying(dt)
     x = inputs(cfg, 1, 200)
     assert_close(run(cfg, tree, x)[0], reference(cfg, tree, x), "model")
-    grads = jit(jax.grad(lambda tree: jnp.sum(gate.apply(cfg, tree, x)[0])))(tree)
+    grads = jax.jit(jax.grad(lambda tree: jnp.sum(gate.apply(cfg, tree, x)[0])))(tree)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
 
 
@@ -249,7 +248,7 @@ def test_results_are_the_same_in_every_run():
     """mamba #1024: a step that gave other numbers each time."""
     cfg = CONFIGS["mamba"]
     tree, x = params(cfg), inputs(cfg, 2, 9)
-    grad = jit(jax.grad(lambda tree: jnp.sum(gate.apply(cfg, tree, x)[0] ** 2)))
+    grad = jax.jit(jax.grad(lambda tree: jnp.sum(gate.apply(cfg, tree, x)[0] ** 2)))
     jax.tree.map(np.testing.assert_array_equal, (run(cfg, tree, x), grad(tree)), (run(cfg, tree, x), grad(tree)))
 
 

@@ -22,7 +22,7 @@ BIAS = np.arange(F, dtype=np.float32)
 KINDS = ("mamba", "mamba-diagonal", "mamba-of-h", "gru", "lstm", "linear", "toplora")
 
 
-@functools.partial(jax.jit, static_argnums=0, compiler_options={"xla_backend_optimization_level": 0})
+@functools.partial(jax.jit, static_argnums=0)
 def merged(graph, params, args, kwargs):
     return nnx.merge(graph, params)(*args, **kwargs)
 

@@ -44,7 +44,7 @@ from molora_jax.adapters.spec import projection_shape
 from molora_jax.models import transformer
 from molora_jax.nn.layout import dense
 from tests.adapters.numpy_decoder import Place, decode
-from tests.adapters.routing import MLP, QUICK, SHAPE, SITES, softmax, tokens, world
+from tests.adapters.routing import MLP, SHAPE, SITES, softmax, tokens, world
 from tests.numerics import assert_close
 
 N, L, J = SHAPE[0] * SHAPE[1], 2, 3
@@ -216,7 +216,7 @@ ROWS = {
 FIXED = {"uniform": settings.uniform((0, 1, 2), 5, N), "oracle": settings.oracle(np.array([2, 0]), SHAPE[1])}
 
 
-@functools.partial(jax.jit, static_argnums=0, compiler_options=QUICK)
+@functools.partial(jax.jit, static_argnums=0)
 def run(cfg, params, rows, bank, route, y, trained):
     """(hidden [N D], gradient of Σ y·hidden) for what is trained: (params, temperature) of the route's router."""
 

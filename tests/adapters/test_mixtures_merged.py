@@ -1,7 +1,6 @@
 """Mixtures that become one adapter, decide for a prompt, or need two passes: LoraHub, soups, classifier, X-LoRA."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +23,7 @@ from molora_jax.models import transformer
 from molora_jax.models.state import new_state
 from molora_jax.nn.layout import dense, ragged
 from tests.adapters.numpy_decoder import decode
-from tests.adapters.routing import QUICK, SHAPE, identical, run, tokens, world
+from tests.adapters.routing import SHAPE, identical, run, tokens, world
 from tests.numerics import assert_close
 
 N = SHAPE[0] * SHAPE[1]
@@ -117,7 +116,7 @@ def test_xlora_decodes_with_a_cache():
     base = transformer.apply(cfg, params, rows.reshape(-1), layout).hidden
     want = run(cfg, params, rows, library.bank, made.route(base)).hidden.reshape(*SHAPE, -1)
 
-    @functools.partial(jax.jit, compiler_options=QUICK)
+    @jax.jit
     def both(flat, layout, first, second):
         base = transformer.apply(cfg, params, flat, layout, first)
         out = transformer.apply(cfg, params, flat, layout, second, bank=library.bank, route=made.route(base.hidden))

@@ -19,7 +19,7 @@ from molora_jax.config import UserError
 from molora_jax.models import transformer
 from molora_jax.models.state import new_state
 from molora_jax.nn.layout import dense, ragged
-from tests.adapters.routing import QUICK, SHAPE, identical, run, tokens, world
+from tests.adapters.routing import SHAPE, identical, run, tokens, world
 from tests.numerics import assert_close
 
 N = SHAPE[0] * SHAPE[1]
@@ -48,7 +48,7 @@ def certain(router, expert: int):
     return dataclasses.replace(router, params=router.params | {"out": out})
 
 
-@functools.partial(jax.jit, static_argnums=0, compiler_options=QUICK)
+@functools.partial(jax.jit, static_argnums=0)
 def plain(cfg, params, rows):
     """Hidden states without experts."""
     return transformer.apply(cfg, params, rows.reshape(-1), dense(*rows.shape)).hidden
@@ -188,7 +188,7 @@ def test_a_row_is_decided_from_its_pool_and_without_one_is_the_base():
     identical(ids[:, 0, :3], short.ids)
 
 
-@functools.partial(jax.jit, static_argnums=0, compiler_options=QUICK)
+@functools.partial(jax.jit, static_argnums=0)
 def run_parts(cfg, params, tokens, layout, state, bank, route):
     return transformer.apply(cfg, params, tokens, layout, state, bank=bank, route=route)
 
@@ -215,7 +215,7 @@ def test_whole_rows_decide_and_rows_in_parts_follow():
     assert_close(np.concatenate(got, axis=1), out.hidden.reshape(*SHAPE, -1), "model")
 
 
-@functools.partial(jax.jit, static_argnums=0, compiler_options=QUICK)
+@functools.partial(jax.jit, static_argnums=0)
 def gradient(cfg, params, rows, bank, router, choices):
     """Of a sum of squares, to the router's parameters."""
 

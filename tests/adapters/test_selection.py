@@ -11,7 +11,7 @@ import pytest
 from molora_jax.adapters.bank import Site, update
 from molora_jax.adapters.route import NONE, ROUTED, Choice
 from molora_jax.adapters.selection import Placement, Rule, log_prob, select
-from tests.adapters.routing import QUICK, deltas, identical, softmax
+from tests.adapters.routing import deltas, identical, softmax
 from tests.numerics import assert_close
 
 RNG = np.random.default_rng(0)
@@ -75,7 +75,7 @@ def compute(rule, scores, given=None):
     return update(jnp.asarray(X, jnp.float32).T, jax.tree.map(jnp.asarray, SITE), choice).T
 
 
-quick = functools.partial(jax.jit, static_argnums=0, compiler_options=QUICK)
+quick = functools.partial(jax.jit, static_argnums=0)
 updates = quick(compute)
 slope = quick(lambda rule, *args: jax.grad(lambda s, *given: jnp.sum(Y * compute(rule, s, *given)))(*args))
 

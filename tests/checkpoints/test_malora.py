@@ -18,7 +18,7 @@ from tests.numerics import assert_close
 FOLDER = pathlib.Path(__file__).parents[1] / "goldens" / "malora"
 KINDS = sorted(path.stem for path in FOLDER.glob("*.pt"))
 SITES = {name: ("layers", "attn", name) for name in ("q_proj", "v_proj")}
-run = jax.jit(gate.apply, static_argnums=0, compiler_options={"xla_backend_optimization_level": 0})
+run = jax.jit(gate.apply, static_argnums=0)
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,7 @@ def folder(tmp_path_factory) -> str:
 
 
 def run(tmp_path, *flags: str, module: str = "route") -> subprocess.CompletedProcess:
-    # without LLVM's optimiser, which a tiny model does not need
-    own = dict(MOLORA_CACHE=str(tmp_path), XLA_FLAGS="--xla_backend_optimization_level=0", JAX_PLATFORMS="cpu")
+    own = dict(MOLORA_CACHE=str(tmp_path), JAX_PLATFORMS="cpu")
     command = [sys.executable, "-m", f"experiments.{module}", *flags]
     return subprocess.run(command, cwd=ROOT, env=os.environ | own, capture_output=True, text=True, check=False)
 

@@ -30,14 +30,13 @@ def tree(arrays, prefix):
 
 
 PARAMS = golden("odd")[1]
-jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # to compile twice as fast
-run = jit(nn.mamba)
+run = jax.jit(nn.mamba)
 
 
 def declared(width, **options):
     """The initial parameters of a block."""
     make = lambda: nnx.to_pure_dict(nnx.state(nn.Mamba(width, rngs=nnx.Rngs(0), **options), nnx.Param))
-    return jit(make)()
+    return jax.jit(make)()
 
 
 def inputs(rows, length, seed=0, dtype=jnp.float32):
@@ -94,7 +93,7 @@ def test_blocks_start_as_the_paper_says():
 def test_stacked_blocks_differ_and_have_a_leading_axis():
     params = declared(WIDTH, states=3, stack=(4,), dtype=jnp.float32)
     assert all(leaf.shape[0] == 4 for leaf in jax.tree.leaves(params))
-    y, _ = jit(jax.vmap(nn.mamba, in_axes=(0, None)))(params, inputs(2, 6))
+    y, _ = jax.jit(jax.vmap(nn.mamba, in_axes=(0, None)))(params, inputs(2, 6))
     assert y.shape == (4, 2, 6, WIDTH)
     one = jax.tree.map(lambda leaf: leaf[2], params)
     assert_close(y[2], run(one, inputs(2, 6))[0], "model")
@@ -157,7 +156,7 @@ def test_pads_take_no_gradient_and_change_none():
     valid[:, PADS["around"]] = False
     real = np.flatnonzero(valid[0])
     dy = jnp.asarray(np.random.default_rng(3).standard_normal(x.shape), jnp.float32)
-    grad = jit(jax.grad(lambda x, dy, valid: jnp.sum(nn.mamba(PARAMS, x, valid=valid)[0] * dy)))
+    grad = jax.jit(jax.grad(lambda x, dy, valid: jnp.sum(nn.mamba(PARAMS, x, valid=valid)[0] * dy)))
     padded = grad(x, dy, valid)
     assert np.all(np.asarray(padded)[~valid] == 0)
     assert_close(padded[:, real], grad(x[:, real], dy[:, real], valid[:, real]), "model")

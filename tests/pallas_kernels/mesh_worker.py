@@ -5,7 +5,7 @@ In a process of its own, because the number of devices is one of its settings.
 
 import os
 
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
 
 import jax
 import jax.numpy as jnp

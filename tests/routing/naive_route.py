@@ -74,7 +74,7 @@ class Answer:
 @functools.cache
 def _compiled(program: Program, hook: str):
     function = functools.partial(signals.measure, program) if hook == "measure" else getattr(program, hook)
-    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})  # to compile twice as fast
+    return jax.jit(function)
 
 
 class Route:

@@ -24,8 +24,7 @@ CONFIGS = {
 }
 
 
-FAST = {"xla_backend_optimization_level": 0}  # to compile twice as fast
-score = jax.jit(heads.score, static_argnums=0, compiler_options=FAST)
+score = jax.jit(heads.score, static_argnums=0)
 
 
 def features(kind: str, rng, dtype=np.float32):

@@ -25,7 +25,7 @@ def test_a_batch_is_its_rows_and_a_state_keeps_its_shape(program):
     params, rng = catalogue.params(program), np.random.default_rng(1)
     knobs = {key: value * jnp.linspace(0.5, 1.5, ROWS) for key, value in knob_values(program, {}).items()}
 
-    @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # to compile twice as fast
+    @jax.jit
     @functools.partial(jax.vmap, in_axes=(None, 0, 0, 0, 0))
     def run(params, knobs, key, models, signals):
         state = program.init(params, knobs, key)

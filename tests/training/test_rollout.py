@@ -24,7 +24,6 @@ from molora_jax.training.algorithms import ALGORITHMS
 from molora_jax.training.experience import experience, replayed
 from molora_jax.training.rollout import chosen, rollouts
 from tests import experts, fakes
-from tests.adapters.routing import QUICK
 from tests.numerics import assert_close
 
 CONFIG = EngineConfig(max_rows=9, max_length=32, page_size=4, prefill_chunk=16, block=32)
@@ -51,7 +50,7 @@ def engine(library):
     return Engine(CFG, PARAMS, CONFIG, Experts(library, CFG.vocab))
 
 
-@functools.partial(jax.jit, static_argnums=0, compiler_options=QUICK)
+@functools.partial(jax.jit, static_argnums=0)
 def forward(cfg, params, tokens, **how):
     out = transformer.apply(cfg, params, tokens, dense(1, len(tokens)), **how)
     return transformer.logits(cfg, params, out.hidden)
@@ -146,7 +145,7 @@ def test_what_a_router_chose_is_recorded_and_replays():
     batch = experience(ALGORITHMS["grpo"], found, np.zeros(len(found)), **how)
     decode = specialist.decoder(CFG, route=replayed)
     bank = Library.holding(two, STACKED).bank
-    score = jax.jit(functools.partial(policy_loss.logprobs, CFG, decode), compiler_options=QUICK)
+    score = jax.jit(functools.partial(policy_loss.logprobs, CFG, decode))
     got = score({"params": STACKED, "bank": bank}, batch)
     assert_close(np.asarray(got), batch.logprobs, "model")
 

@@ -72,7 +72,8 @@ def test_meshes_that_cannot_be_are_refused():
 
 
 def run(*arguments: str, devices: int = 1, wait: bool = True):
-    environment = os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
+    environment = os.environ | {"XLA_FLAGS": flags}
     environment |= {"JAX_PLATFORMS": "cpu", "JAX_DEFAULT_MATMUL_PRECISION": "highest"}
     process = subprocess.Popen(
         [sys.executable, "-m", *arguments],

@@ -35,9 +35,9 @@ def compute(ops, g, *, backend, interpret, soft=False, straight_through=False):
 
 
 STATIC = ("backend", "interpret", "soft", "straight_through")
-native = jax.jit(compute, static_argnames=STATIC)
+native = jax.jit(compute, static_argnames=STATIC, compiler_options={"xla_backend_optimization_level": 3})
 # Interpreted kernels are large programs that run once: to optimise them takes longer than all else here.
-unoptimised = jax.jit(compute, static_argnames=STATIC, compiler_options={"xla_backend_optimization_level": 0})
+unoptimised = jax.jit(compute, static_argnames=STATIC)
 
 
 class Core:
