@@ -42,6 +42,7 @@ class GridConfig:
       router_questions, test_questions: how many train the router, and how many are asked.
       depths: layers after which segments are encoded.
       top: segments that MaRA gives the reader; at least the hops of the level.
+      length: tokens of a row with all segments and the answer; more for other tokenizers than the testbed's.
       steps, rows, rate, gate_rate: of the readers' training.
       seeds: of the readers, the routers and what they are trained on; all answer the same questions.
     """
@@ -58,6 +59,7 @@ class GridConfig:
     test_questions: int = 300
     depths: tuple[int, ...] = (2,)
     top: int = 5
+    length: int = LENGTH
     steps: int = 300
     rows: int = 16
     rate: float = 2e-3
@@ -83,7 +85,7 @@ def run(add: Callable[..., None], model: Model, config: GridConfig) -> dict[str,
         for reader in (BASE, *config.readers):
             adapter = None if reader == BASE else expert(model, config, reader, seed)
             for context, segments in chosen.items():
-                found, tokens = answered(model, asked, segments, adapter)
+                found, tokens = answered(model, asked, segments, adapter, config.length)
                 right.setdefault((reader, context), []).append(found)
                 spent = model.cfg.layers * tokens + (encoded if context == MARA else 0.0)
                 cost.setdefault((reader, context), []).append(spent)
@@ -125,20 +127,20 @@ def expert(model: Model, config: GridConfig, reader: str, seed: int) -> Adapter:
     trainer = Trainer(specialist.tree(model.params, adapter), specialist.loss(model.cfg), how, seed=seed)
     asked = questions("train", config.steps * config.rows, config.level, seed)
     source = Mapped([facts.read(q) for q in asked], functools.partial(from_example, model.tokenizer))
-    batches = Batches({facts.FACTS: source}, Spec(rows=config.rows, length=LENGTH, seed=seed))
+    batches = Batches({facts.FACTS: source}, Spec(rows=config.rows, length=config.length, seed=seed))
     state = loop.run(trainer, batches, loop.LoopConfig(steps=config.steps, log_every=max(config.steps // 4, 1)))
     return specialist.trained(trainer.tree(state), adapter)
 
 
 def answered(
-    model: Model, asked: Sequence[Question], chosen: Sequence[Sequence[int]], adapter: Adapter | None
+    model: Model, asked: Sequence[Question], chosen: Sequence[Sequence[int]], adapter: Adapter | None, length: int
 ) -> tuple[np.ndarray, float]:
     """Which questions are answered right, and the mean number of tokens that are read and written."""
     examples = [facts.read(question, picked) for question, picked in zip(asked, chosen, strict=True)]
     reader = systems.BASE
     if adapter is not None:
         reader = System(name=adapter.name, experts=(adapter,), single=adapter.name)
-    written = systems.answers(model, reader, examples, length=LENGTH)
+    written = systems.answers(model, reader, examples, length=length)
     found = JUDGE.verify([example.answer for example in examples], written)
     count = lambda text: len(model.tokenizer.encode(text))
     spent = [count(e.prompt) + count(text) for e, text in zip(examples, written, strict=True)]

@@ -102,6 +102,7 @@ def test_without_memory_a_carried_state_is_not_looked_at():
     empty = jax.tree.map(lambda leaf: leaf[0], bank_gates.new_state(bank.gates, bank.layers, 2)[name])
     full = jax.tree.map(lambda leaf: leaf + 3, empty)
 
+    @jax.jit
     def scales(bank, state):
         found, _ = bank_gates.scales(bank.gates, name, stack, jnp.asarray(x), None, laid, state)
         return found["attn.q_proj"][:3]

@@ -32,10 +32,15 @@ def test_each_is_the_weighted_mean_over_its_own_tokens(expert):
     adapters = [fresh(cfg, params, name, rank=2, seed=seed, spread=0.3) for seed, name in enumerate("ab")]
     bank = None if expert is None else Library.holding(adapters, params).bank
     found = likelihood.losses(cfg, params, list(documents()), bank=bank, expert=expert or 0, rows=3)
+
+    @jax.jit
+    def alone(tokens):
+        how = {} if bank is None else dict(bank=bank, route=Route.of(np.full(len(tokens), expert, np.int32)))
+        hidden = transformer.apply(cfg, params, tokens, dense(1, len(tokens)), **how).hidden
+        return jax.nn.log_softmax(transformer.logits(cfg, params, hidden))
+
     for document, loss in zip(documents(), found, strict=True):
-        how = {} if bank is None else dict(bank=bank, route=Route.of(np.full(len(document), expert, np.int32)))
-        hidden = transformer.apply(cfg, params, document.tokens, dense(1, len(document)), **how).hidden
-        log_p = jax.nn.log_softmax(transformer.logits(cfg, params, hidden))
+        log_p = alone(document.tokens)
         own = -np.asarray(log_p)[np.arange(len(document) - 1), document.tokens[1:]]
         np.testing.assert_allclose(loss, np.average(own, weights=document.weights[1:]), rtol=1e-5)
 

@@ -128,8 +128,9 @@ def test_the_auxiliary_losses_are_added_by_their_factors(world):
     plain, config = MixtureConfig(rank=0), MixtureConfig(rank=0, **factors)
     mixer, _, tree = _made(world, plain)
     key = jax.random.key(0)
-    bare, full = (mixture.loss(cfg, c, mixer)(tree, batch, key) for c in (plain, config))
-    scores, valid = mixture.forward(cfg, tree, batch, mixer).trace[LAYER].scores, batch.valid.reshape(-1)
+    bare, full = (jax.jit(mixture.loss(cfg, c, mixer))(tree, batch, key) for c in (plain, config))
+    forward = jax.jit(lambda tree: mixture.forward(cfg, tree, batch, mixer).trace[LAYER].scores)
+    scores, valid = forward(tree), batch.valid.reshape(-1)
     want = dict(
         balance=router_losses.load_balance(scores, valid),
         z=router_losses.z_loss(scores, valid),

@@ -1,5 +1,7 @@
 """The chunked loss against one that holds all scores."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,7 +40,7 @@ def test_any_chunk_gives_the_naive_values_and_gradients(n, d, v, chunk):
         for got, want in zip((score, log_z), naive(h, w, targets), strict=True):
             assert_close(got, want)
         assert_close(highest, np.max(np.asarray(h) @ np.asarray(w).T, axis=1))
-        want = jax.grad(theirs, (0, 1))(h, w)
+        want = jax.jit(jax.grad(theirs, (0, 1)))(h, w)
         jax.tree.map(assert_close, jax.jit(jax.grad(ours, (0, 1)))(h, w), want)
         assert_close(jax.jit(jax.grad(ours))(h, w), want[0])  # with a frozen head
 
@@ -58,19 +60,19 @@ def test_tokens_that_do_not_count_have_neither_scores_nor_gradients(n, share, tr
         def theirs(h, w):
             return jnp.sum(out * jnp.where(where, jnp.stack(naive(h, w, targets)), 0))
 
-        score, log_z, highest = token_scores(h, w, targets, where=where, chunk=4)
+        score, log_z, highest = jax.jit(functools.partial(token_scores, where=where, chunk=4))(h, w, targets)
         best = np.max(np.asarray(h) @ np.asarray(w).T, axis=1)
         for got, want in zip((score, log_z, highest), (*naive(h, w, targets), best), strict=True):
             assert_close(got, np.where(where, want, 0))
         of = (0, 1) if train_head else 0
-        jax.tree.map(assert_close, jax.jit(jax.grad(ours, of))(h, w), jax.grad(theirs, of)(h, w))
+        jax.tree.map(assert_close, *(jax.jit(jax.grad(f, of))(h, w) for f in (ours, theirs)))
 
 
 def test_tiles_without_a_token_that_counts_are_not_computed():
     h, w, targets, _ = operands(1024, 3, 11, np.float32)
     where = jnp.arange(1024) % 4 == 1  # 256 of them, a whole tile
     broken = jnp.where(where[:, None], h, jnp.nan)
-    total = lambda h: jnp.sum(jnp.stack(token_scores(h, w, targets, where=where)[:2]))
+    total = jax.jit(lambda h: jnp.sum(jnp.stack(token_scores(h, w, targets, where=where)[:2])))
     assert_close(total(broken), total(h))
     want = jax.grad(lambda h: jnp.sum(jnp.where(where, jnp.stack(naive(h, w, targets)), 0)))(h)
     assert_close(jax.jit(jax.grad(total))(broken), want)

@@ -1,4 +1,4 @@
-"""Stage 1 of a seed: an expert for each domain, a short supervised start and then rewards; and the control."""
+"""Stage 1 of a seed: an expert for each domain, a short supervised start and then rewards."""
 
 from pathlib import Path
 from typing import Any
@@ -14,25 +14,19 @@ from molora_jax.training import grpo
 from molora_jax.training.rlvr_settings import RLVRConfig, testbed
 from molora_jax.training.specialist import AdapterConfig
 
-USES = ("large", "problems", "supervised", "reinforced", "control", "rank", "rate")
-CONTROL = "control"
+USES = ("large", "problems", "supervised", "reinforced", "rank", "rate")
+SUPERVISED, REWARDED = "supervised", "rewarded"
 
 
 def run(plan: Plan, seed: int, runs: Path) -> dict[str, Any]:
-    """Trains the experts and lets each of them, before and after the rewards, answer its own domain's questions.
-
-    Also the control's, an expert whose rewards are shuffled within each batch.
-    """
+    """Trains the experts and lets each of them, before and after the rewards, answer its own domain's questions."""
     folder, seconds = seed_folder(runs, seed), {}
     for name in SINGLE:
         seconds[name] = grpo.run(settings(plan, seed, name), folder / name, progress=False).seconds
-    grpo.run(settings(plan, seed, plan.control, shuffled=True), folder / CONTROL, progress=False)
     model = models.load(plan.large)
     found = {}
     for name in SINGLE:
-        asked = [BASE, _alone(model, folder / name / "start", "supervised"), _alone(model, folder / name, "rewarded")]
-        if name == plan.control:
-            asked.append(_alone(model, folder / CONTROL, "shuffled rewards"))
+        asked = [BASE, alone(model, folder / name / "start", SUPERVISED), alone(model, folder / name, REWARDED)]
         found[name] = comparison.compare(model, asked, plan.sets(name)).values
     return dict(domains=found, seconds=seconds)
 
@@ -52,7 +46,8 @@ def settings(plan: Plan, seed: int, domain: str, *, shuffled: bool = False) -> R
     )
 
 
-def _alone(model: Model, folder: Path, name: str) -> System:
+def alone(model: Model, folder: Path, name: str) -> System:
+    """The base with the adapter that a run exported, for every token."""
     adapter = read(model, folder, "expert")
     return System(name=name, experts=(adapter,), single="expert")
 

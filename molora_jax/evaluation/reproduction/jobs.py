@@ -17,7 +17,7 @@ from molora_jax import benchmarking, files
 from molora_jax.config import UserError
 from molora_jax.evaluation.reproduction.plan import Plan
 
-STAGES = {"experts": (), "mixtures": ("experts",), "gates": (), "sequences": (), "pair": ()}
+STAGES = {"experts": (), "mixtures": ("experts",), "controls": (), "gates": (), "sequences": (), "pair": ()}
 """By name, with those that must be done for the same seed before; the longest first: no core waits at the end."""
 PACKAGE = "molora_jax.evaluation.reproduction"
 

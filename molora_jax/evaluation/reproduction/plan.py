@@ -34,7 +34,6 @@ class Plan:
       seeds: of everything that is trained; the questions are the same for all.
       problems: test questions of each set.
       supervised, reinforced: updates of the two parts of stage 1.
-      control: the domain whose expert is also trained with shuffled rewards.
       rank, rate: of the experts.
       traces: questions of each domain that experts answer for stage 2.
       composed: updates of stage 2.
@@ -53,7 +52,6 @@ class Plan:
     problems: int = 100
     supervised: int = 16
     reinforced: int = 40
-    control: str = "calc"
     rank: int = 16
     rate: float = 2e-3
     traces: int = 400

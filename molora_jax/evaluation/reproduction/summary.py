@@ -13,6 +13,8 @@ from molora_jax.evaluation import comparison, pair_report, report
 from molora_jax.evaluation.comparison import Comparison
 from molora_jax.evaluation.pair import RANDOM, TRAINED
 from molora_jax.evaluation.reproduction import jobs
+from molora_jax.evaluation.reproduction.controls import SHUFFLED
+from molora_jax.evaluation.reproduction.experts import REWARDED, SUPERVISED
 from molora_jax.evaluation.reproduction.mixtures import ROUTER_ALONE
 from molora_jax.evaluation.reproduction.plan import ADDED, LATE, MIXED, REMOVED, SINGLE
 from molora_jax.evaluation.reproduction.sequences import PASSES_OF_OWN
@@ -36,6 +38,7 @@ def write(results: Path) -> dict[str, float]:
     parts, keys = [], {}
     for stage, tables in (
         ("experts", _experts),
+        ("controls", _controls),
         ("mixtures", _mixtures),
         ("gates", _gates),
         ("sequences", _sequences),
@@ -103,13 +106,24 @@ def _experts(found: Sequence[Mapping[str, Any]]) -> tuple[str, dict[str, float]]
     rows, gains = [], {}
     for name in SINGLE:
         runs = [Comparison.of(seed["domains"][name]) for seed in found]
-        gain = comparison.difference(runs, "rewarded", "supervised", [name])
+        gain = comparison.difference(runs, REWARDED, SUPERVISED, [name])
         gains[name] = gain.mean
-        systems = ("base", "supervised", "rewarded", "shuffled rewards")
-        rows.append([name, *(_shares(runs, system, name) for system in systems), gain.points])
-    head = ["domain", "base", "supervised start", "after rewards", "control: shuffled rewards", "gain by rewards"]
+        rows.append([name, *(_shares(runs, s, name) for s in ("base", SUPERVISED, REWARDED)), gain.points])
+    head = ["domain", "base", "supervised start", "after rewards", "gain by rewards"]
     text = "## Experts by verifiable rewards (accuracy in percent)\n\n" + benchmarking.markdown([head, *rows])
     return text, dict(rlvr_gain_min_of_best3=100 * sorted(gains.values())[-3])
+
+
+def _controls(found: Sequence[Mapping[str, Any]]) -> tuple[str, dict[str, float]]:
+    rows = []
+    for name in found[0]["domains"]:
+        runs = [Comparison.of(seed["domains"][name]) for seed in found]
+        gain = comparison.difference(runs, SHUFFLED, SUPERVISED, [name])
+        rows.append([name, _shares(runs, SUPERVISED, name), _shares(runs, SHUFFLED, name), gain.points])
+    head = ["domain", "supervised start", "after shuffled rewards", "gain by shuffled rewards"]
+    return "## Their controls, whose rewards are shuffled (accuracy in percent)\n\n" + benchmarking.markdown(
+        [head, *rows]
+    ), {}
 
 
 def _mixtures(found: Sequence[Mapping[str, Any]]) -> tuple[str, dict[str, float]]:
