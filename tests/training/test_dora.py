@@ -45,6 +45,7 @@ def test_gradients_are_those_of_the_formula_with_its_norm_detached():
         x, out = (jnp.asarray(rng.standard_normal((width, 5))) for width in weight.shape[:0:-1])
         m = jax.tree.map(lambda leaf: leaf * jnp.asarray(rng.uniform(0.8, 1.2, leaf.shape)), magnitudes(params, bank))
         site = bank.layers[BLOCK][LEAF]
+        scale = float(site.scale[0, 1])
 
         def ours(a, b, own):
             sites = bank.layers[BLOCK] | {LEAF: dataclasses.replace(site, a=a, b=b)}
@@ -53,7 +54,7 @@ def test_gradients_are_those_of_the_formula_with_its_norm_detached():
             return jnp.sum(out * adapt(weight[0] @ x, x, made, Choice(ids=jnp.ones(5, jnp.int32))))
 
         def formula(a, b, own):
-            y = lora.apply(x.T, weight[0], a[0, 1], b[0, 1].T, float(site.scale[0, 1]), magnitude=own[0, 1])
+            y = lora.apply(x.T, weight[0], a[0, 1], b[0, 1].T, scale, magnitude=own[0, 1])
             return jnp.sum(out * y.T)
 
         operands = site.a, site.b, m[BLOCK][LEAF]
