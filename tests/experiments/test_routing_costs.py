@@ -9,7 +9,7 @@ from molora_jax import benchmarking
 from molora_jax.engine.request import EngineConfig
 
 pytestmark = pytest.mark.slow
-SIZES = Sizes(1, 64, 0), Sizes(1, 64, 1)
+SIZES = Sizes(1, 64, 0), Sizes(2, 64, 1)
 
 
 @pytest.fixture(scope="module")
@@ -23,8 +23,8 @@ def models():
 
 
 def test_the_headline_has_every_ratio_of_the_summary(bench, models):
-    grid = Grid(bench, models, 2, 16, 2)
-    found = headline.headline(bench, grid, 0.3, (2,))
+    grid = Grid(bench, models, 3, 16, 2)
+    found = headline.headline(bench, grid, 0.3, (2, 3))
     assert list(found) == [
         *("delayed_over_eager", "predicted_delayed_over_eager", "fused_over_eager", "fused_over_naive"),
         *("routed_over_llm_only", "predicted_over_measured", "b_star_regret", "host_syncs_per_token"),

@@ -121,9 +121,8 @@ def _controls(found: Sequence[Mapping[str, Any]]) -> tuple[str, dict[str, float]
         gain = comparison.difference(runs, SHUFFLED, SUPERVISED, [name])
         rows.append([name, _shares(runs, SUPERVISED, name), _shares(runs, SHUFFLED, name), gain.points])
     head = ["domain", "supervised start", "after shuffled rewards", "gain by shuffled rewards"]
-    return "## Their controls, whose rewards are shuffled (accuracy in percent)\n\n" + benchmarking.markdown(
-        [head, *rows]
-    ), {}
+    title = "## Their controls, whose rewards are shuffled (accuracy in percent)"
+    return f"{title}\n\n{benchmarking.markdown([head, *rows])}", {}
 
 
 def _mixtures(found: Sequence[Mapping[str, Any]]) -> tuple[str, dict[str, float]]:
