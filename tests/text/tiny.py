@@ -1,5 +1,6 @@
 """Tiny tokenizers of the kinds that the model families use, trained on a few lines and written as HF folders."""
 
+import collections
 import json
 import pathlib
 
@@ -39,9 +40,11 @@ def sentencepiece(decoder: str = "llama") -> tokenizers.Tokenizer:
     """BPE over `▁` with byte fallback. `decoder`: `llama` strips one leading space, `gemma` none, or `metaspace`."""
     tok = tokenizers.Tokenizer(models.BPE())
     tok.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
-    tok.train_from_iterator(
-        TEXT[:4], trainers.BpeTrainer(vocab_size=150, show_progress=False, limit_alphabet=60, initial_alphabet=["▁"])
-    )
+    # the library's own limit takes any of the characters that are equally frequent, others in each process
+    counts = collections.Counter("".join(TEXT[:4]).replace(" ", "▁"))
+    alphabet = sorted(counts, key=lambda char: (-counts[char], char))[:60]
+    trainer = trainers.BpeTrainer(vocab_size=150, show_progress=False, limit_alphabet=60, initial_alphabet=alphabet)
+    tok.train_from_iterator(TEXT[:4], trainer)
     model = json.loads(tok.to_str())["model"]
     names = SENTENCEPIECE_SPECIAL + [f"<0x{byte:02X}>" for byte in range(256)] + list(model["vocab"])
     tok = tokenizers.Tokenizer(
