@@ -1,4 +1,4 @@
-"""The control of stage 1: each expert again, with rewards shuffled within the batch: there is nothing to learn."""
+"""The control of stage 1: each expert again from its start, rewards shuffled within the batch: nothing to learn."""
 
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,12 @@ SHUFFLED = "shuffled rewards"
 
 def run(plan: Plan, seed: int, runs: Path) -> dict[str, Any]:
     """Trains the controls and lets each, before and after the rewards, answer its own domain's questions."""
-    folder, model = seed_folder(runs, seed) / "controls", models.load(plan.large)
+    folder, model = seed_folder(runs, seed), models.load(plan.large)
     found = {}
     for name in SINGLE:
-        grpo.run(settings(plan, seed, name, shuffled=True), folder / name, progress=False)
-        asked = [alone(model, folder / name / "start", SUPERVISED), alone(model, folder / name, SHUFFLED)]
+        start, control = folder / name / "start", folder / "controls" / name
+        how = dict(shuffled_rewards=True, start=str(start / "adapter"))
+        grpo.run(settings(plan, seed, name, **how), control, progress=False)
+        asked = [alone(model, start, SUPERVISED), alone(model, control, SHUFFLED)]
         found[name] = comparison.compare(model, asked, plan.sets(name)).values
     return dict(domains=found)

@@ -31,8 +31,8 @@ def run(plan: Plan, seed: int, runs: Path) -> dict[str, Any]:
     return dict(domains=found, seconds=seconds)
 
 
-def settings(plan: Plan, seed: int, domain: str, *, shuffled: bool = False) -> RLVRConfig:
-    """Of the run of one expert."""
+def settings(plan: Plan, seed: int, domain: str, **how) -> RLVRConfig:
+    """Of the run of one expert; `how` are other fields."""
     return testbed(
         domain,
         model=plan.large,
@@ -41,8 +41,8 @@ def settings(plan: Plan, seed: int, domain: str, *, shuffled: bool = False) -> R
         sft_rate=plan.rate,
         steps=plan.reinforced,
         problems=32,
-        shuffled_rewards=shuffled,
         seed=seed,
+        **how,
     )
 
 

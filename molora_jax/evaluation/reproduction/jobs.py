@@ -17,7 +17,14 @@ from molora_jax import benchmarking, files
 from molora_jax.config import UserError
 from molora_jax.evaluation.reproduction.plan import Plan
 
-STAGES = {"experts": (), "mixtures": ("experts",), "controls": (), "gates": (), "sequences": (), "pair": ()}
+STAGES = {
+    "experts": (),
+    "mixtures": ("experts",),
+    "gates": (),
+    "controls": ("experts",),
+    "sequences": (),
+    "pair": (),
+}
 """By name, with those that must be done for the same seed before; the longest first: no core waits at the end."""
 PACKAGE = "molora_jax.evaluation.reproduction"
 
@@ -73,8 +80,9 @@ def run_all(
     Raises:
       UserError: a job that failed, after the others that run have ended; started again, only what is missing is done.
     """
-    ordered = sorted(itertools.product(stages, plan.seeds), key=lambda job: [*STAGES].index(job[0]))
-    waiting = [job for job in ordered if not done(plan, runs, job)]
+    # one seed after another: side by side they would compile the same programs, which a later one finds in the cache
+    ordered = itertools.product(plan.seeds, [stage for stage in STAGES if stage in stages])
+    waiting = [(stage, seed) for seed, stage in ordered if not done(plan, runs, (stage, seed))]
     count, begun = len(waiting), time.monotonic()
     running: dict[int, tuple[Job, subprocess.Popen]] = {}
     failed: list[Job] = []

@@ -47,6 +47,11 @@ def test_all_jobs_are_done_once_and_what_they_need_before(tmp_path):
     assert _order(tmp_path) == order
 
 
+def test_a_seed_is_done_before_the_next(tmp_path):
+    _run(tmp_path, stages=("gates", "mixtures", "experts"), workers=1)
+    assert _order(tmp_path) == [f"{stage} {seed}" for seed in (3, 5) for stage in ("experts", "mixtures", "gates")]
+
+
 def test_results_without_their_runs_are_made_anew(tmp_path):
     _run(tmp_path, stages=("gates",))
     copies = sorted((tmp_path / "raw").iterdir())
